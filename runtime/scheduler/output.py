@@ -1,0 +1,58 @@
+"""The contract between scheduler and model runner: one step is {request: number of tokens}."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request of a step. The runner reads `request`, it never changes it."""
+
+    request: Request
+    num_computed_tokens: int  # tokens whose KV is in the cache before this step; the first token to compute
+    num_scheduled_tokens: int  # tokens to compute now: token_ids[num_computed : num_computed + num_scheduled]
+    block_ids: list[int]  # the request's block table, in order, long enough for this step's tokens
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step reaches the last known token, so that its logits give the next one."""
+        return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """What to run in one step. Order of `scheduled`: running requests first, then admitted ones."""
+
+    scheduled: list[ScheduledRequest]
+    num_scheduled_tokens: dict[str, int]  # request id -> tokens, the same facts as `scheduled`
+    total_num_scheduled_tokens: int
+    scheduled_new_req_ids: list[str]  # first time scheduled
+    scheduled_resumed_req_ids: list[str]  # scheduled again after a preemption
+    scheduled_running_req_ids: list[str]
+    preempted_req_ids: list[str]  # lost their blocks in this call
+    finished_req_ids: set[str]  # finished since the previous call; the runner drops their state
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs of one sampled (or prompt) token, as the op Sample returns them."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: list[int]  # n most likely, by falling logprob
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """Result of a step."""
+
+    sampled_token_ids: dict[str, list[int]]  # only requests that sampled
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # aligned with sampled_token_ids
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # for prompt tokens reached now
