@@ -28,7 +28,7 @@ class Source(_Struct):
     name: str  # file name, relative to Manifest.source_dir
     size_bytes: int
     mtime_ns: int
-    digest: str  # sha256 of size, header bytes and tensor table (not of the weights), hex
+    digest: str  # sha256 of size, the first 16 MiB (header, tensor table) and spread samples, hex
 
 
 class KVCacheSpec(_Struct):

@@ -38,7 +38,8 @@ OPS: dict[str, OpSchema] = {
         OpSchema("AddRMSNorm", ("x", "residual", "weight", "post_weight?"), ("y", "residual_out"), ("eps",)),
         # y = concat(x @ w_i^T) (+ bias) for 1..3 weights, activated by `epilogue`:
         #   "none"; "swiglu": silu(x @ w0^T) * (x @ w1^T); "geglu": gelu_tanh(x @ w0^T) * (x @ w1^T).
-        # formats: one string per weight; out_features: one int per weight.
+        # formats: one name per weight, joined by commas ("q4_0,q4_0,q6_k": onnxruntime 1.24 cannot hand a list of
+        # strings to an op); out_features: one int per weight.
         OpSchema(
             "QMatMul",
             ("x", "bias?", "w0", "w1?", "w2?"),

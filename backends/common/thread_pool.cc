@@ -1,0 +1,258 @@
+#include "thread_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cmath>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace trivet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A decode step has a region every few microseconds, so a worker spins that long before it sleeps; with fewer cores
+// than threads a spinner only steals the core from the thread that it waits for.
+constexpr auto kSpin = std::chrono::microseconds(80);
+constexpr auto kSpinOversubscribed = std::chrono::microseconds(2);
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+#else
+  word.wait(expected);
+#endif
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+#else
+  word.notify_all();
+#endif
+}
+
+std::vector<int> affinity_cpus() {
+  std::vector<int> cpus;
+#if defined(__linux__)
+  // The kernel's mask may be wider than cpu_set_t: grow until it fits.
+  for (int bits = 1024; bits <= (1 << 20); bits *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(bits));
+    const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(bits));
+    const bool ok = sched_getaffinity(0, size, set) == 0;
+    for (int cpu = 0; ok && cpu < bits; cpu++) {
+      if (CPU_ISSET_S(static_cast<size_t>(cpu), size, set)) cpus.push_back(cpu);
+    }
+    CPU_FREE(set);
+    if (ok) break;
+  }
+#endif
+  if (cpus.empty()) {
+    for (unsigned cpu = 0; cpu < std::max(1u, std::thread::hardware_concurrency()); cpu++) {
+      cpus.push_back(static_cast<int>(cpu));
+    }
+  }
+  return cpus;
+}
+
+int physical_cores(const std::vector<int>& cpus) {
+  std::set<std::pair<int, int>> cores;
+  for (int cpu : cpus) {
+    const std::string dir = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    std::ifstream package_file(dir + "physical_package_id");
+    std::ifstream core_file(dir + "core_id");
+    int package = 0;
+    int core = 0;
+    if (!(package_file >> package) || !(core_file >> core)) return static_cast<int>(cpus.size());
+    cores.emplace(package, core);
+  }
+  return static_cast<int>(cores.size());
+}
+
+double read_quota_v2(const std::string& dir) {
+  std::ifstream file(dir + "/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return INFINITY;
+  return std::strtod(quota.c_str(), nullptr) / period;
+}
+
+double read_quota_v1(const std::string& dir) {
+  std::ifstream quota_file(dir + "/cpu.cfs_quota_us");
+  std::ifstream period_file(dir + "/cpu.cfs_period_us");
+  double quota = 0;
+  double period = 0;
+  if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return INFINITY;
+  return quota / period;
+}
+
+// Smallest CPU quota of this process's cgroup and its ancestors, in cores. Inside a container the path of
+// /proc/self/cgroup may not exist under the mount; its root is then the container's own group.
+double cgroup_quota() {
+  double cores = INFINITY;
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+    const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/" + controllers;
+    while (true) {
+      const std::string dir = path == "/" ? root : root + path;
+      cores = std::fmin(cores, v2 ? read_quota_v2(dir) : read_quota_v1(dir));
+      if (path.size() <= 1) break;
+      path.erase(path.rfind('/'));
+      if (path.empty()) path.push_back('/');
+    }
+  }
+  return cores;
+}
+
+}  // namespace
+
+int default_num_threads() {
+  const int cores = physical_cores(affinity_cpus());
+  const double quota = cgroup_quota();
+  return std::max(1, quota < cores ? static_cast<int>(quota) : cores);
+}
+
+struct ThreadPool::State {
+  // Even: no region open; odd: open. Workers wait for it to change. It is the futex word.
+  alignas(64) std::atomic<uint32_t> epoch{0};
+  alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int> active{0};  // workers that may touch the open region's fields
+  alignas(64) std::atomic<int> sleepers{0};
+  alignas(64) std::atomic<bool> busy{false};
+  std::atomic<bool> stop{false};
+  bool oversubscribed = false;
+  // The open region; written only while no worker is active.
+  int64_t n = 0;
+  Call call = nullptr;
+  void* arg = nullptr;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;  // of the task that set `failed`
+  std::vector<std::thread> workers;
+
+  void take_tasks(int thread) {
+    try {
+      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < n;) call(arg, task, thread);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+      next.store(n, std::memory_order_relaxed);
+    }
+  }
+
+  // Returns the epoch once it differs from `seen`.
+  uint32_t wait_for_change(uint32_t seen) {
+    const auto limit = oversubscribed ? kSpinOversubscribed : kSpin;
+    const auto start = Clock::now();
+    while (true) {
+      for (int i = 0; i < 32; i++) {
+        const uint32_t now = epoch.load(std::memory_order_acquire);
+        if (now != seen) return now;
+        cpu_relax();
+      }
+      if (Clock::now() - start < limit) continue;
+      sleepers.fetch_add(1);
+      futex_wait(epoch, seen);
+      sleepers.fetch_sub(1);
+    }
+  }
+
+  void work(int thread) {
+    uint32_t seen = 0;
+    while (true) {
+      seen = wait_for_change(seen);
+      if (stop.load()) return;
+      if (seen % 2 == 0) continue;
+      // Announce first, then look again (both sequentially consistent): either the caller's closing store is seen here,
+      // or the caller sees `active` and waits.
+      active.fetch_add(1);
+      if (epoch.load() == seen) take_tasks(thread);
+      active.fetch_sub(1);
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std::make_unique<State>()) {
+  state_->oversubscribed = static_cast<size_t>(num_threads) > affinity_cpus().size();
+  for (int thread = 1; thread < num_threads; thread++) {
+    state_->workers.emplace_back([state = state_.get(), thread] { state->work(thread); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop.store(true);
+  state_->epoch.fetch_add(2);
+  futex_wake_all(state_->epoch);
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+ThreadPool& ThreadPool::shared(int num_threads) {
+  static std::mutex mutex;
+  // Never destroyed: at process exit a worker may still be inside.
+  static auto& pools = *new std::map<int, std::unique_ptr<ThreadPool>>();
+  const std::lock_guard lock(mutex);
+  auto& pool = pools[num_threads];
+  if (!pool) pool = std::make_unique<ThreadPool>(num_threads);
+  return *pool;
+}
+
+void ThreadPool::run(int64_t n, Call call, void* arg) {
+  State& s = *state_;
+  if (n <= 1 || num_threads_ == 1 || s.busy.exchange(true, std::memory_order_acquire)) {
+    for (int64_t task = 0; task < n; task++) call(arg, task, 0);
+    return;
+  }
+  s.n = n;
+  s.call = call;
+  s.arg = arg;
+  s.next.store(0, std::memory_order_relaxed);
+  s.epoch.fetch_add(1);
+  if (s.sleepers.load() > 0) futex_wake_all(s.epoch);
+  s.take_tasks(0);
+  s.epoch.fetch_add(1);
+  for (int i = 0; s.active.load() != 0; i++) {
+    if (s.oversubscribed || i >= 4096) {
+      std::this_thread::yield();
+    } else {
+      cpu_relax();
+    }
+  }
+  const std::exception_ptr error = s.failed.exchange(false) ? std::exchange(s.error, nullptr) : nullptr;
+  s.busy.store(false, std::memory_order_release);
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace trivet

@@ -1,0 +1,34 @@
+// What the CPU and the operating system offer, and which kernel tiers that allows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+
+namespace trivet {
+
+// An x86 feature counts only if the operating system also saves its registers (XCR0).
+struct CpuFeatures {
+  bool sse2 = false;
+  bool avx2 = false;
+  bool fma = false;
+  bool f16c = false;
+  bool avx512f = false;
+  bool avx512bw = false;
+  bool avx512vl = false;
+  bool avx512dq = false;
+  bool avx512_vnni = false;
+};
+
+CpuFeatures probe_cpu();
+// The features named in a comma-separated list; throws std::invalid_argument for an unknown name.
+CpuFeatures features_from_list(const std::string& names);
+std::vector<std::string> feature_names(const CpuFeatures& features);
+// Features that `tier` needs and `features` lacks; empty = the tier runs.
+std::vector<std::string> missing_features(Tier tier, const CpuFeatures& features);
+Tier best_tier(const CpuFeatures& features);
+// The tier called `name` ("" = the best one); throws std::invalid_argument if it is unknown or the CPU lacks something.
+Tier resolve_tier(const std::string& name, const CpuFeatures& features);
+
+}  // namespace trivet

@@ -1,0 +1,275 @@
+// Matrix product with AVX-512 VNNI: a register is 16 weight rows, vpdpbusd multiplies 4 elements of each.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "matmul_kernels.h"
+
+namespace trivet {
+namespace {
+
+constexpr int kVectorFloats = 16;
+
+struct V {
+  __m512i v;
+};
+
+struct F {
+  __m512 v;
+};
+
+inline V operator&(V a, V b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline V operator|(V a, V b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline V operator^(V a, V b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline V shl(V a, int bits) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(bits))}; }
+inline V shr(V a, int bits) { return {_mm512_srli_epi32(a.v, static_cast<unsigned>(bits))}; }
+inline V sra(V a, int bits) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(bits))}; }
+inline V splat(uint32_t value) { return {_mm512_set1_epi32(static_cast<int>(value))}; }
+inline F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F neg(F a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
+inline F to_float(V a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline F half_to_float16(V a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))}; }
+inline void store(void* p, V a) { _mm512_store_si512(p, a.v); }
+inline void store(float* p, F a) { _mm512_store_ps(p, a.v); }
+
+// The low 4 bits of each dword -> bit 4 of its 4 bytes.
+inline V spread_bits(V a) {
+  const __m512i table = _mm512_setr_epi32(
+      0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010, 0x00101000, 0x00101010,
+      0x10000000, 0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010, 0x10101000, 0x10101010);
+  return {_mm512_permutexvar_epi32(a.v, table)};
+}
+
+inline int load_dword(const void* p) {
+  int value;
+  __builtin_memcpy(&value, p, sizeof value);
+  return value;
+}
+
+}  // namespace
+}  // namespace trivet
+
+namespace trivet {
+namespace {
+
+struct Rows;
+inline V load_dwords(const Rows& rows, int64_t offset);
+inline void load_transposed(const Rows& rows, int64_t offset, V out[4]);
+template <class W>
+void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
+
+}  // namespace
+}  // namespace trivet
+
+#include "matmul_tile.inl"
+#include "vector_math.inl"
+
+#include "matmul_glu.inl"
+
+namespace trivet {
+namespace {
+
+inline V load_dwords(const Rows& rows, int64_t offset) {
+  __m128i part[4];
+  for (int i = 0; i < 4; i++) {
+    part[i] = _mm_cvtsi32_si128(load_dword(rows.row[4 * i] + offset));
+    part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[4 * i + 1] + offset), 1);
+    part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[4 * i + 2] + offset), 2);
+    part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[4 * i + 3] + offset), 3);
+  }
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(part[0]), part[1], 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(part[2]), part[3], 1);
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
+}
+
+// 16 bytes of each row: out[g] holds dword g of the 16 rows.
+inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
+  const auto load = [&](int row) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.row[row] + offset));
+  };
+  __m512i z[4];
+  for (int i = 0; i < 4; i++) {  // 128-bit lane L of z[i]: row 4 L + i
+    z[i] = _mm512_castsi128_si512(load(i));
+    z[i] = _mm512_inserti32x4(z[i], load(4 + i), 1);
+    z[i] = _mm512_inserti32x4(z[i], load(8 + i), 2);
+    z[i] = _mm512_inserti32x4(z[i], load(12 + i), 3);
+  }
+  const __m512i t0 = _mm512_unpacklo_epi32(z[0], z[1]);
+  const __m512i t1 = _mm512_unpackhi_epi32(z[0], z[1]);
+  const __m512i t2 = _mm512_unpacklo_epi32(z[2], z[3]);
+  const __m512i t3 = _mm512_unpackhi_epi32(z[2], z[3]);
+  out[0].v = _mm512_unpacklo_epi64(t0, t2);
+  out[1].v = _mm512_unpackhi_epi64(t0, t2);
+  out[2].v = _mm512_unpacklo_epi64(t1, t3);
+  out[3].v = _mm512_unpackhi_epi64(t1, t3);
+}
+
+// The panel times MR activation rows from row `i0` on.
+template <class W, int MR>
+inline void product_rows(const Panel& panel, int count, int64_t first, const TileArgs& args, int64_t i0) {
+  constexpr int kHalves = W::kHalves ? 2 : 1;
+  const int64_t blocks = args.num_blocks;
+  const int64_t k = blocks * kBlock;
+  const int8_t* q = static_cast<const int8_t*>(args.x.q) + i0 * k + first * kBlock;
+  const float* d = args.x.d + i0 * blocks + first;
+  const float* sum = args.x.sum + i0 * blocks + first;
+  const int32_t* correction = args.x.correction + 2 * (i0 * blocks + first);
+  float* out = args.acc + i0 * args.acc_stride;
+  __m512 acc[MR];
+  for (int i = 0; i < MR; i++) acc[i] = first == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + i * args.acc_stride);
+  for (int b = 0; b < count; b++) {
+    for (int h = 0; h < kHalves; h++) {
+      __m512i dot[MR];
+      for (int i = 0; i < MR; i++) dot[i] = _mm512_set1_epi32(correction[2 * (i * blocks + b) + h]);
+#pragma GCC unroll 8
+      for (int g = 0; g < 8 / kHalves; g++) {
+        const int group = h * 4 + g;
+        const __m512i w = _mm512_load_si512(panel.q[b][group]);
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i++) {
+          dot[i] = _mm512_dpbusd_epi32(dot[i], w, _mm512_set1_epi32(load_dword(q + i * k + b * kBlock + 4 * group)));
+        }
+      }
+      const __m512 scale = _mm512_load_ps(panel.d[b][h]);
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; i++) {
+        const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(d[i * blocks + b]));
+        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[i])));
+      }
+    }
+    if (W::kMin) {
+      const __m512 minimum = _mm512_load_ps(panel.m[b]);
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; i++) {
+        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(minimum, _mm512_set1_ps(sum[i * blocks + b])));
+      }
+    }
+  }
+  for (int i = 0; i < MR; i++) _mm512_storeu_ps(out + i * args.acc_stride, acc[i]);
+}
+
+template <class W>
+void product(const Panel& panel, int count, int64_t first, const TileArgs& args) {
+  int64_t i = 0;
+  for (; i + 8 <= args.m; i += 8) product_rows<W, 8>(panel, count, first, args, i);
+  if (i + 4 <= args.m) {
+    product_rows<W, 4>(panel, count, first, args, i);
+    i += 4;
+  }
+  if (i + 2 <= args.m) {
+    product_rows<W, 2>(panel, count, first, args, i);
+    i += 2;
+  }
+  if (i < args.m) product_rows<W, 1>(panel, count, first, args, i);
+}
+
+// See matmul_scalar.cc for the definition.
+void quantize(const float* x, int64_t k, void* q_out, float* d, float* sum, int32_t* sums) {
+  auto* q = static_cast<int8_t*>(q_out);
+  const __m512i mask = _mm512_set1_epi32(0x7FFFFFFF);
+  for (int64_t b = 0; b < k / kBlock; b++, x += kBlock, q += kBlock) {
+    const __m512 x0 = _mm512_loadu_ps(x);
+    const __m512 x1 = _mm512_loadu_ps(x + 16);
+    const __m512i a0 = _mm512_and_si512(_mm512_castps_si512(x0), mask);
+    const __m512i a1 = _mm512_and_si512(_mm512_castps_si512(x1), mask);
+    const int bits = _mm512_reduce_max_epi32(_mm512_max_epi32(a0, a1));
+    float amax;
+    __builtin_memcpy(&amax, &bits, sizeof amax);
+    const bool finite = bits < 0x7F800000;
+    if (!finite || amax < 0x1p-112f) {
+      d[b] = finite ? 0.0f : __builtin_nanf("");
+      sum[b] = d[b];
+      sums[2 * b] = sums[2 * b + 1] = 0;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_setzero_si256());
+      continue;
+    }
+    const __m512 inverse = _mm512_set1_ps(127.0f / amax);
+    const __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
+    const __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(q0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtepi32_epi8(q1));
+    sums[2 * b] = _mm512_reduce_add_epi32(q0);
+    sums[2 * b + 1] = _mm512_reduce_add_epi32(q1);
+    d[b] = amax / 127.0f;
+    sum[b] = d[b] * static_cast<float>(sums[2 * b] + sums[2 * b + 1]);
+  }
+}
+
+// Lanes j and j + 8, then j + 4, j + 2, j + 1 of four accumulators: four sums.
+inline __m128 reduce4(const __m512 v[4]) {
+  __m128 s[4];
+  for (int i = 0; i < 4; i++) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm512_extractf32x8_ps(v[i], 1));
+    s[i] = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  }
+  _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
+  return _mm_add_ps(_mm_add_ps(s[0], s[2]), _mm_add_ps(s[1], s[3]));
+}
+
+template <int MR>
+inline void float_rows(const FloatTileArgs& args, int64_t i0) {
+  for (int r0 = 0; r0 < args.n; r0 += 4) {
+    const float* w[4];
+    for (int r = 0; r < 4; r++) w[r] = args.weight + (r0 + r < args.n ? r0 + r : args.n - 1) * args.weight_stride;
+    const float* x = args.x + i0 * args.x_stride;
+    __m512 acc[MR][4];
+    for (int i = 0; i < MR; i++) {
+      for (int r = 0; r < 4; r++) acc[i][r] = _mm512_setzero_ps();
+    }
+    for (int64_t e = 0; e < args.k; e += 16) {
+      __m512 wv[4];
+      for (int r = 0; r < 4; r++) wv[r] = _mm512_loadu_ps(w[r] + e);
+      for (int i = 0; i < MR; i++) {
+        const __m512 xv = _mm512_loadu_ps(x + i * args.x_stride + e);
+        for (int r = 0; r < 4; r++) acc[i][r] = _mm512_fmadd_ps(xv, wv[r], acc[i][r]);
+      }
+    }
+    for (int i = 0; i < MR; i++) {
+      float sums[4];
+      _mm_storeu_ps(sums, reduce4(acc[i]));
+      for (int r = 0; r < 4 && r0 + r < args.n; r++) args.acc[(i0 + i) * args.acc_stride + r0 + r] = sums[r];
+    }
+  }
+}
+
+void float_tile(const FloatTileArgs& args) {
+  int64_t i = 0;
+  for (; i + 4 <= args.m; i += 4) float_rows<4>(args, i);
+  for (; i < args.m; i++) float_rows<1>(args, i);
+}
+
+void convert_f16(const uint8_t* row, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i));
+    _mm512_storeu_ps(out + i, _mm512_cvtph_ps(half));
+  }
+  const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
+  _mm512_mask_storeu_ps(out + i, rest, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(rest, row + 2 * i)));
+}
+
+void convert_bf16(const uint8_t* row, int64_t n, float* out) {
+  const auto widen = [](__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); };
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    _mm512_storeu_ps(out + i, widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i))));
+  }
+  const auto rest = static_cast<__mmask16>((1u << (n - i)) - 1);
+  _mm512_mask_storeu_ps(out + i, rest, widen(_mm256_maskz_loadu_epi16(rest, row + 2 * i)));
+}
+
+}  // namespace
+
+const MatMulKernels kMatMulAvx512Vnni = {
+    .q_bytes = 1,
+    .quantize = quantize,
+    .tile = TRIVET_BLOCK_TILES,
+    .float_tile = float_tile,
+    .convert_f16 = convert_f16,
+    .convert_bf16 = convert_bf16,
+    .glu = glu,
+    .soft_cap = soft_cap,
+};
+
+}  // namespace trivet

@@ -1,0 +1,85 @@
+// What a tier implements of a matrix product x[m, k] @ weight[n, k]^T; matmul.cc drives it.
+//
+// Weights are handled in tiles of 16 rows, so a vector lane is a weight row and k is sequential in every lane: a result
+// depends on its own rows only, and on nothing that differs between tiers.
+#pragma once
+
+#include <cstdint>
+
+#include "../dispatch.h"
+#include "weight_formats.h"
+
+namespace trivet {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kBlock = 32;        // elements that share an activation scale
+inline constexpr int kPanelBlocks = 16;  // 32-blocks that are unpacked at a time; whole 256-blocks
+inline constexpr int kNumFormats = 11;
+
+// 16 weight rows x 32 elements, unsigned integers as stored plus scales, of kPanelBlocks blocks:
+//
+//   q[block][k / 4][row][k % 4]   one dword per row and k-group: what a dot-product instruction takes per lane
+//   d[block][half][row]           scale of elements 0-15 and 16-31 (formats without halves use [0] for all 32)
+//   m[block][row]                 added minimum
+struct alignas(64) Panel {
+  uint8_t q[kPanelBlocks][8][kTileRows][4];
+  float d[kPanelBlocks][2][kTileRows];
+  float m[kPanelBlocks][kTileRows];
+};
+
+// m rows of activations, quantised per block: x = q * d.
+struct QuantizedRows {
+  const void* q;              // [m, k] int8, or int16 where MatMulKernels::q_bytes is 2
+  const float* d;             // [m, k / 32]
+  const float* sum;           // [m, k / 32]: d * float(sum of q)
+  const int32_t* correction;  // [m, k / 32, 2]: -zero_point * sum of q, per half; [0] is the whole block without halves
+};
+
+struct TileArgs {
+  const uint8_t* weight;  // first row of the tile
+  int64_t row_bytes;
+  int rows;            // 1..16 rows exist
+  int64_t num_blocks;  // k / 32
+  QuantizedRows x;
+  int64_t m;
+  float* acc;  // [m, acc_stride], 16 floats are written per row
+  int64_t acc_stride;
+  Panel* panel;  // scratch
+};
+
+struct FloatTileArgs {
+  const float* weight;  // [n, k], n <= 16
+  int64_t weight_stride;
+  int n;
+  const float* x;  // [m, k]
+  int64_t x_stride;
+  int64_t m;
+  int64_t k;  // a multiple of 16
+  float* acc;  // [m, acc_stride], n floats are written per row
+  int64_t acc_stride;
+};
+
+enum class Epilogue { kNone, kSwiglu, kGeglu };
+
+struct MatMulKernels {
+  int q_bytes;  // per activation element
+  // Quantises one row. sums: [k / 32, 2], sum of q per half.
+  void (*quantize)(const float* x, int64_t k, void* q, float* d, float* sum, int32_t* sums);
+  void (*tile[kNumFormats])(const TileArgs& args);  // by Format; null for float formats
+  void (*float_tile)(const FloatTileArgs& args);
+  // Conversion of a row, whole blocks; null = WeightFormat::dequantize.
+  void (*convert_f16)(const uint8_t* row, int64_t n, float* out);
+  void (*convert_bf16)(const uint8_t* row, int64_t n, float* out);
+  // y[m, :n] = activation(gate) * up; gate and up are [m, 16].
+  void (*glu)(Epilogue epilogue, const float* gate, const float* up, int64_t m, int n, float* y, int64_t y_stride);
+  void (*soft_cap)(float cap, float* y, int64_t n);
+};
+
+extern const MatMulKernels kMatMulScalar;
+extern const MatMulKernels kMatMulBaseline;
+extern const MatMulKernels kMatMulAvx2;
+extern const MatMulKernels kMatMulAvx512Vnni;
+
+const MatMulKernels& matmul_kernels(Tier tier);
+
+}  // namespace trivet

@@ -1,0 +1,10 @@
+// clang-format off: the Vec of the tier comes first
+#include "vec_avx2.h"
+#include "sample_rows.h"
+// clang-format on
+
+namespace trivet {
+
+const SampleKernels kSampleAvx2 = kSampleKernels;
+
+}  // namespace trivet

@@ -1,0 +1,179 @@
+// Entry points of libtrivet_cpu: RegisterCustomOps for onnxruntime, trivet_cpu_* for Python (ctypes).
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../common/ort_op.h"
+#include "dispatch.h"
+#include "features.h"
+#include "ops/embed_tokens.h"
+#include "ops/logits_head.h"
+#include "ops/paged_attention.h"
+#include "ops/qmatmul.h"
+#include "ops/rms_norm.h"
+#include "ops/rotary_table.h"
+#include "ops/sample.h"
+
+#define TRIVET_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace trivet {
+namespace {
+
+constexpr const char* kDomain = "ai.trivet";
+
+// A session's ops and what they refer to. Kept for the life of the process, one per distinct configuration, because
+// onnxruntime keeps pointers into it for as long as a session lives.
+struct Registration {
+  SessionContext session;
+  std::vector<std::unique_ptr<OrtCustomOp>> ops;
+  OrtCustomOpDomain* domain = nullptr;
+};
+
+void check(const OrtApi& api, OrtStatus* status) {
+  if (status == nullptr) return;
+  const std::string message = api.GetErrorMessage(status);
+  api.ReleaseStatus(status);
+  throw OpError(message);
+}
+
+std::string config_entry(const OrtApi& api, const OrtSessionOptions* options, const char* key) {
+  int found = 0;
+  check(api, api.HasSessionConfigEntry(options, key, &found));
+  if (found == 0) return "";
+  size_t size = 0;
+  check(api, api.GetSessionConfigEntry(options, key, nullptr, &size));
+  std::string value(size, '\0');
+  check(api, api.GetSessionConfigEntry(options, key, value.data(), &size));
+  value.resize(size > 0 ? size - 1 : 0);
+  return value;
+}
+
+int parse_num_threads(const std::string& text) {
+  if (text.empty()) return default_num_threads();
+  char* end = nullptr;
+  const long value = std::strtol(text.c_str(), &end, 10);
+  if (*end != '\0' || value < 1 || value > 1024) {
+    throw OpError("trivet.num_threads: expected an integer from 1 to 1024, got '" + text + "'");
+  }
+  return static_cast<int>(value);
+}
+
+ActivationDtype parse_activation_dtype(const std::string& text) {
+  if (text.empty() || text == "int8") return ActivationDtype::kInt8;
+  if (text == "float32") return ActivationDtype::kFloat32;
+  throw OpError("trivet.activation_dtype: expected 'int8' or 'float32', got '" + text + "'");
+}
+
+// Session entry, then environment, then the best tier of this CPU.
+Tier parse_tier(std::string text) {
+  if (text.empty()) {
+    const char* variable = std::getenv("TRIVET_CPU_TIER");
+    if (variable != nullptr) text = variable;
+  }
+  try {
+    return resolve_tier(text, probe_cpu());
+  } catch (const std::invalid_argument& error) {
+    throw OpError(std::string("trivet.cpu_tier: ") + error.what());
+  }
+}
+
+template <class... Kernels>
+void add_ops(const OrtApi& api, Registration& registration) {
+  (registration.ops.push_back(std::make_unique<Op<Kernels>>(api, registration.session)), ...);
+}
+
+Registration& registration_for(const OrtApi& api, int num_threads, Tier tier, ActivationDtype activation_dtype) {
+  using Key = std::tuple<int, Tier, ActivationDtype>;
+  static std::mutex mutex;
+  static auto& registrations = *new std::map<Key, std::unique_ptr<Registration>>();
+  const std::lock_guard lock(mutex);
+  auto& slot = registrations[{num_threads, tier, activation_dtype}];
+  if (!slot) {
+    auto made = std::make_unique<Registration>(
+        Registration{{ThreadPool::shared(num_threads), tier, activation_dtype}, {}, nullptr});
+    // One line per op of backends/contract/opset.py: add the kernel class here, its header above, its sources in
+    // CMakeLists.txt.
+    add_ops<EmbedTokens, QMatMul, LogitsHead>(api, *made);
+    add_ops<RotaryTable, RMSNorm, AddRMSNorm, PagedAttention, Sample>(api, *made);
+    check(api, api.CreateCustomOpDomain(kDomain, &made->domain));
+    for (const auto& op : made->ops) check(api, api.CustomOpDomain_Add(made->domain, op.get()));
+    slot = std::move(made);
+  }
+  return *slot;
+}
+
+std::string json_list(const std::vector<std::string>& names) {
+  std::string text = "[";
+  for (const std::string& name : names) text += (text.size() > 1 ? ", \"" : "\"") + name + "\"";
+  return text + "]";
+}
+
+std::string describe(const CpuFeatures& features) {
+  std::string text = "{\"features\": " + json_list(feature_names(features)) + ", \"tiers\": {";
+  for (Tier tier : kTiers) {
+    text += std::string(tier == kTiers[0] ? "" : ", ") + "\"" + tier_name(tier) +
+            "\": " + json_list(missing_features(tier, features));
+  }
+  return text + "}, \"best_tier\": \"" + tier_name(best_tier(features)) +
+         "\", \"num_threads\": " + std::to_string(default_num_threads()) + "}";
+}
+
+}  // namespace
+}  // namespace trivet
+
+TRIVET_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  using namespace trivet;
+  const OrtApi* api = base->GetApi(kOrtApiVersion);
+  if (api == nullptr) {
+    // Status functions are part of every version since 1.
+    const std::string message = std::string("trivet needs onnxruntime 1.24 or newer, this is ") + base->GetVersionString();
+    return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
+  }
+  // By version string: asking for an interface that is missing makes onnxruntime complain on stderr.
+  int major = 0;
+  int minor = 0;
+  runtime_reads_string_lists = std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor) == 2 &&
+                               std::pair(major, minor) >= std::pair(1, 25);
+  try {
+    const int num_threads = parse_num_threads(config_entry(*api, options, "trivet.num_threads"));
+    const ActivationDtype dtype = parse_activation_dtype(config_entry(*api, options, "trivet.activation_dtype"));
+    const Tier tier = parse_tier(config_entry(*api, options, "trivet.cpu_tier"));
+    return api->AddCustomOpDomain(options, registration_for(*api, num_threads, tier, dtype).domain);
+  } catch (...) {
+    return detail::status_of_exception(*api, "RegisterCustomOps", "");
+  }
+}
+
+// JSON: {"features": [...], "tiers": {name: [missing features]}, "best_tier": name, "num_threads": int}. `fake_features`: null
+// = probe this CPU; else a comma-separated list to judge instead. On an unknown name: {"error": text}. The text is valid until
+// this thread's next call.
+TRIVET_EXPORT const char* trivet_cpu_describe(const char* fake_features) {
+  using namespace trivet;
+  thread_local std::string text;
+  try {
+    text = describe(fake_features == nullptr ? probe_cpu() : features_from_list(fake_features));
+  } catch (const std::exception& error) {
+    text = std::string("{\"error\": \"") + error.what() + "\"}";
+  }
+  return text.c_str();
+}
+
+// Empty if the tier could be used with these features (null = this CPU's), else why not. Valid until this thread's next call.
+TRIVET_EXPORT const char* trivet_cpu_check_tier(const char* tier, const char* fake_features) {
+  using namespace trivet;
+  thread_local std::string text;
+  try {
+    resolve_tier(tier, fake_features == nullptr ? probe_cpu() : features_from_list(fake_features));
+    text.clear();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  return text.c_str();
+}

@@ -1,0 +1,93 @@
+// What every kernel source shares: launching with programmatic dependence, reductions, error reports.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../device_error.h"
+#include "launch.h"
+
+namespace trivet::cuda {
+
+// Blocks until all work of the kernel before this one on the stream is visible. Every kernel calls it in every thread before
+// it touches anything but weights: only then does the end of a kernel imply the end of all before it.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__device__ __forceinline__ void report(const ErrorSink& sink, DeviceErrorCode code, int64_t a, int64_t b = 0, int64_t c = 0,
+                                       int64_t d = 0, float value = 0.0f) {
+  DeviceError* error = sink.error;
+  if (atomicCAS(reinterpret_cast<int*>(&error->code), 0, static_cast<int>(code)) != 0) return;
+  error->node = sink.node;
+  error->a = a;
+  error->b = b;
+  error->c = c;
+  error->d = d;
+  error->value = value;
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(const Launch& on, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                   Arguments... arguments) {
+  if (shared_bytes > 48 * 1024) {
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (status != cudaSuccess) return status;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = on.stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = on.dependent_launch ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// Fixed trees: the order of a sum never depends on anything but its length.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+  return x;
+}
+
+// The sum over the block in every thread; `shared` holds 32 floats. Two barriers.
+__device__ __forceinline__ float block_sum(float x, float* shared) {
+  x = warp_sum(x);
+  const int warps = (blockDim.x + 31) / 32;
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = x;
+  __syncthreads();
+  return warp_sum((threadIdx.x & 31) < warps ? shared[threadIdx.x & 31] : 0.0f);
+}
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+}  // namespace trivet::cuda

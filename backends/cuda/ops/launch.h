@@ -1,0 +1,135 @@
+// Host side of the kernels: what a launch needs and one function per kernel. Plain C++, so that no onnxruntime header goes
+// through nvcc and no kernel through the host compiler.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../device_error.h"
+
+namespace trivet::cuda {
+
+struct Launch {
+  cudaStream_t stream;
+  int num_multiprocessors;
+  bool dependent_launch;  // the device has programmatic dependent launch (SM 90 and newer)
+};
+
+struct ErrorSink {
+  DeviceError* error;  // device memory
+  int32_t node;
+};
+
+enum class Format : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K };
+
+enum class Epilogue : int { kNone, kSwiglu, kGeglu };
+
+// --- embed.cu, norm.cu --------------------------------------------------------------------------------------------
+
+cudaError_t embed_tokens(const Launch& on, ErrorSink sink, const int32_t* ids, int64_t tokens, Format format,
+                         const uint8_t* weight, int64_t rows, int64_t row_bytes, int64_t dim, float scale, float* hidden);
+
+cudaError_t rotary_table(const Launch& on, ErrorSink sink, const int32_t* positions, int64_t tokens, const float* inv_freq,
+                         int64_t half, float scale, float* cos_sin);
+
+cudaError_t rms_norm(const Launch& on, const float* x, const float* weight, int64_t rows, int64_t n, float eps, float* y);
+
+// post_weight may be null.
+cudaError_t add_rms_norm(const Launch& on, const float* x, const float* residual, const float* weight,
+                         const float* post_weight, int64_t rows, int64_t n, float eps, float* y, float* residual_out);
+
+// --- Products -----------------------------------------------------------------------------------------------------
+
+// Rows of x, all of them or those that `index` names (checked against x_rows).
+struct Rows {
+  const float* x;
+  int64_t count;  // rows of the product
+  int64_t k;
+  const int32_t* index;  // may be null
+  int64_t x_rows;
+};
+
+struct Weight {
+  const uint8_t* data;
+  Format format;
+  int64_t rows;
+  int64_t row_bytes;
+};
+
+struct Product {
+  float* y;
+  int64_t stride;       // floats between rows of y
+  const float* bias;    // per column, may be null
+  float soft_cap;       // 0 = none
+};
+
+// Activations as int8 per 32 values: values[row][half][block][16], scales and scale * sum [row][block].
+struct QuantizedRows {
+  int8_t* values;
+  float* scales;
+  float* sums;
+};
+
+// quantize.cu
+cudaError_t quantize_rows(const Launch& on, ErrorSink sink, const Rows& rows, const QuantizedRows& out);
+cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64_t padded_k, void* bfloat16_out);
+// y[row][i] = act(xy[row][i]) * xy[row][n + i]
+cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y);
+
+// matvec_int8.cu: few rows, block formats. gate: `up` is the second weight of a gated pair of the same format, else null.
+cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight& weight,
+                        const uint8_t* up, Epilogue epilogue, const Product& out);
+// matvec_float.cu: float32 activations, any number of rows and any format; a row's bits do not depend on the others.
+cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out);
+// matmul_mma.cu: many rows on tensor cores; x as bfloat16 [rows][padded_k], padded_k a multiple of 64.
+cudaError_t matmul_mma(const Launch& on, const void* x, int64_t rows, int64_t k, int64_t padded_k, const Weight& weight,
+                       const Product& out);
+
+// --- attention.cu -------------------------------------------------------------------------------------------------
+
+struct AttentionParams {
+  int64_t num_heads, num_kv_heads, head_dim, group;
+  int64_t kv_offset, block_size, block_stride, num_blocks, max_blocks;
+  int64_t num_tokens, num_requests, rotary_dim, sliding_window;
+  float scale, soft_cap, norm_eps;
+  bool rope_interleaved;
+  int kv_dtype;  // code of KV_DTYPES
+  const float* qkv;
+  void* kv_cache;
+  const float* cos_sin;
+  const int32_t *positions, *slot_mapping, *block_table, *query_start_loc, *seq_lens;
+  const float *q_norm, *k_norm, *sinks;
+  float* out;
+  float* queries;  // scratch [num_tokens, num_heads, head_dim]
+  float* states;   // scratch of attention_state_floats()
+};
+
+// Floats of scratch for partial results, 0 when the step is not split.
+int64_t attention_state_floats(const AttentionParams& p);
+cudaError_t paged_attention(const Launch& on, ErrorSink sink, const AttentionParams& p);
+
+// --- sample.cu ----------------------------------------------------------------------------------------------------
+
+struct SampleParams {
+  const float* logits;
+  int64_t rows, vocab, max_num_logprobs, mask_words;
+  const float* floats;
+  const int64_t* ints;
+  const int32_t *history, *history_loc, *allowed, *allowed_loc, *banned, *banned_loc, *bias_ids;
+  const float* bias_values;
+  const int32_t* bias_loc;
+  int64_t history_count, allowed_count, banned_count, bias_count;
+  const uint32_t* bitmask;  // may be null
+  float* processed;         // scratch [rows, vocab]
+  int32_t* counts;          // scratch [rows, 2, vocab]
+  int32_t* token_ids;
+  float* logprobs;
+  int32_t* ranks;
+  int32_t* top_ids;
+  float* top_logprobs;
+};
+
+cudaError_t sample(const Launch& on, ErrorSink sink, const SampleParams& p);
+
+}  // namespace trivet::cuda

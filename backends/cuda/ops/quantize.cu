@@ -1,0 +1,73 @@
+// Activations for the products: int8 per 32 values, or bfloat16; and the gates of products that are not fused.
+#include "activation.cuh"
+
+namespace trivet::cuda {
+namespace {
+
+__device__ __forceinline__ int64_t source_row(const ErrorSink& sink, const Rows& rows, int64_t row) {
+  if (rows.index == nullptr) return row;
+  const int32_t wanted = rows.index[row];
+  if (wanted >= 0 && wanted < rows.x_rows) return wanted;
+  if (threadIdx.x == 0) report(sink, DeviceErrorCode::kLogitsIndex, row, wanted, rows.x_rows);
+  return 0;
+}
+
+// d = max|x| / 127, round half to even; eight threads to a block of 32. A value that is not finite makes its block NaN.
+__global__ void quantize_kernel(ErrorSink sink, Rows rows, QuantizedRows out) {
+  wait_for_previous();
+  const int64_t row = blockIdx.y, blocks = rows.k / 32;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t block = at / 8, part = at % 8;
+  const bool inside = block < blocks;
+  float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (inside) {
+    const float* x = rows.x + source_row(sink, rows, row) * rows.k;
+    v = *reinterpret_cast<const float4*>(x + block * 32 + part * 4);
+  }
+  const Quantized8 q = quantize_quad(v);
+  if (!inside) return;
+  *reinterpret_cast<int*>(out.values + row * rows.k + (part / 4 * blocks + block) * 16 + part % 4 * 4) = q.packed;
+  if (part == 0) {
+    out.scales[row * blocks + block] = q.scale;
+    out.sums[row * blocks + block] = q.scaled_sum;
+  }
+}
+
+__global__ void round_kernel(ErrorSink sink, Rows rows, int64_t padded_k, __nv_bfloat16* out) {
+  wait_for_previous();
+  const int64_t row = blockIdx.y, at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 2;
+  if (at >= padded_k) return;
+  const float* x = rows.x + source_row(sink, rows, row) * rows.k;
+  const float a = at < rows.k ? x[at] : 0.0f, b = at + 1 < rows.k ? x[at + 1] : 0.0f;
+  *reinterpret_cast<__nv_bfloat162*>(out + row * padded_k + at) = __floats2bfloat162_rn(a, b);
+}
+
+__global__ void gate_kernel(const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y) {
+  wait_for_previous();
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= rows * n) return;
+  const int64_t row = at / n, column = at % n;
+  y[at] = gated(xy[row * 2 * n + column], xy[row * 2 * n + n + column], epilogue);
+}
+
+}  // namespace
+
+cudaError_t quantize_rows(const Launch& on, ErrorSink sink, const Rows& rows, const QuantizedRows& out) {
+  if (rows.count == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>((rows.k / 4 + 127) / 128), static_cast<unsigned>(rows.count));
+  return launch(on, quantize_kernel, grid, dim3(128), 0, sink, rows, out);
+}
+
+cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64_t padded_k, void* bfloat16_out) {
+  if (rows.count == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>((padded_k / 2 + 127) / 128), static_cast<unsigned>(rows.count));
+  return launch(on, round_kernel, grid, dim3(128), 0, sink, rows, padded_k, static_cast<__nv_bfloat16*>(bfloat16_out));
+}
+
+cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y) {
+  if (rows * n == 0) return cudaSuccess;
+  return launch(on, gate_kernel, dim3(static_cast<unsigned>((rows * n + 255) / 256)), dim3(256), 0, xy, rows, n, epilogue,
+                y);
+}
+
+}  // namespace trivet::cuda

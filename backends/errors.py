@@ -1,0 +1,27 @@
+"""Exceptions of the back ends. Messages are complete: what came, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class BackendError(Exception):
+    """Base of everything that backends raise."""
+
+
+class LibraryNotFoundError(BackendError):
+    """The op library of a device is not installed next to its loader."""
+
+
+class UnsupportedDeviceError(BackendError, ValueError):
+    """No back end for this device, or a CPU tier that this CPU cannot run."""
+
+
+class SessionCreateError(BackendError):
+    """onnxruntime refused the model: a damaged package, a missing checkpoint file, an op that rejects its attributes."""
+
+
+class InvalidInputError(BackendError, ValueError):
+    """An argument of a session does not fit the graph: name, dtype, shape or memory layout."""
+
+
+class KernelError(BackendError):
+    """A kernel failed while the graph ran."""

@@ -1,0 +1,72 @@
+"""Finds the op libraries and asks the CPU one about this machine. Imports neither onnxruntime nor numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .errors import LibraryNotFoundError, UnsupportedDeviceError
+
+_CPU_LIBRARY = Path(__file__).parent / "cpu" / "libtrivet_cpu.so"
+TIER_VARIABLE = "TRIVET_CPU_TIER"
+
+
+def cpu_library_path() -> Path:
+    """Path of libtrivet_cpu; LibraryNotFoundError says how to build it."""
+    if not _CPU_LIBRARY.is_file():
+        raise LibraryNotFoundError(
+            f"{_CPU_LIBRARY} does not exist: the op library is not built. In a checkout run `pip install -e .`; "
+            "an installed trivet without it comes from a broken or foreign-platform wheel, reinstall trivet"
+        )
+    return _CPU_LIBRARY
+
+
+@cache
+def _cpu_library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(cpu_library_path()))
+    library.trivet_cpu_describe.argtypes = [ctypes.c_char_p]
+    library.trivet_cpu_describe.restype = ctypes.c_char_p
+    library.trivet_cpu_check_tier.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.trivet_cpu_check_tier.restype = ctypes.c_char_p
+    return library
+
+
+def probe_cpu() -> dict[str, Any]:
+    """What the library sees: features, tiers (name -> missing features), best_tier, num_threads (physical cores)."""
+    described: dict[str, Any] = json.loads(_cpu_library().trivet_cpu_describe(None))
+    return described
+
+
+def select_tier(cpu_tier: str | None) -> str:
+    """`cpu_tier`, else $TRIVET_CPU_TIER, else the best one; UnsupportedDeviceError names what the CPU lacks."""
+    wanted = cpu_tier or os.environ.get(TIER_VARIABLE) or ""
+    complaint = _cpu_library().trivet_cpu_check_tier(wanted.encode(), None).decode()
+    if complaint:
+        raise UnsupportedDeviceError(complaint)
+    return wanted or str(probe_cpu()["best_tier"])
+
+
+def describe_cpu() -> dict[str, Any]:
+    """Facts for `trivet doctor`: library, features, tiers (available or what is missing), selected_tier, num_threads.
+
+    `selected_tier` is None, with `selected_tier_error`, when $TRIVET_CPU_TIER asks for what the CPU cannot do.
+    """
+    probed = probe_cpu()
+    facts: dict[str, Any] = {
+        "library": str(cpu_library_path()),
+        "features": probed["features"],
+        "tiers": {
+            name: {"available": not missing, "missing_features": missing} for name, missing in probed["tiers"].items()
+        },
+        "num_threads": probed["num_threads"],
+    }
+    try:
+        facts["selected_tier"] = select_tier(None)
+    except UnsupportedDeviceError as error:
+        facts["selected_tier"] = None
+        facts["selected_tier_error"] = str(error)
+    return facts

@@ -1,0 +1,52 @@
+"""The frozen program starts here: what must happen before the command line of trivet is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> int:
+    """Run the command line; the exit status. `--version` is answered before anything else is imported."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # onnxruntime reads it during its first import
+    _restore_library_path()
+    from trivet import __version__
+
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        print(f"trivet {__version__}")
+        return 0
+    if "--multiprocessing-fork" in arguments or arguments[:1] == ["-c"]:
+        import multiprocessing
+
+        multiprocessing.freeze_support()  # a child of multiprocessing ends here
+    if arguments[:1] == ["verify-self"]:
+        from trivet_bundle.verify_self import verify_self
+
+        return verify_self(arguments[1:])
+    if arguments and not arguments[0].startswith("-"):
+        from trivet_bundle.cpu_check import missing_cpu_features
+
+        if missing := missing_cpu_features():
+            print(
+                f"trivet: error: this CPU lacks {', '.join(missing)}; the numpy in this bundle needs x86-64-v2 (CPUs since "
+                "about 2009). Use a newer machine, or `pip install trivet` with a numpy built for this one.",
+                file=sys.stderr,
+            )
+            return 1
+    from trivet.app.cli import main as command_line
+
+    return command_line(arguments)
+
+
+def _restore_library_path() -> None:
+    """Undo the LD_LIBRARY_PATH of the bootloader: this process has read it, its children must not see it."""
+    original = os.environ.pop("LD_LIBRARY_PATH_ORIG", None)
+    if original is not None:
+        os.environ["LD_LIBRARY_PATH"] = original
+    else:
+        os.environ.pop("LD_LIBRARY_PATH", None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

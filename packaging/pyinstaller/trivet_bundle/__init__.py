@@ -1,0 +1,1 @@
+"""Modules of the frozen program only: the check of the CPU and of the bundle itself. They import nothing of trivet."""
