@@ -1,0 +1,1 @@
+"""KV cache memory: blocks, block tables, prefix hashes and sizing. Pure Python."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..request import Request
+    from ..outputs import FinishReason
+    from ..request import EngineCoreEvent, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,44 @@ class ModelRunnerOutput:
     sampled_token_ids: dict[str, list[int]]  # only requests that sampled
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # aligned with sampled_token_ids
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # for prompt tokens reached now
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutput:
+    """What a step brought for one request; sent when it got a token or finished, never for a mere prompt chunk."""
+
+    request_id: str
+    new_token_ids: list[int]  # empty only for a request that failed before it could sample
+    finish_reason: FinishReason | None = None  # set on the last output of the request
+    stop_reason: int | str | None = None  # the stop token id that matched; None for eos
+    new_logprobs: list[TokenLogprobs] | None = None  # aligned with new_token_ids; None unless asked for
+    new_prompt_logprobs: list[TokenLogprobs] | None = None  # whole prompt but its first token; first output only
+    num_cached_tokens: int = 0  # prompt tokens from the prefix cache
+    events: list[EngineCoreEvent] = field(default_factory=list)  # since the request's previous output
+    error: str | None = None  # complete sentence, with FinishReason.ERROR
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """State after a step. Counters (prefix_cache_*, num_preemptions) count from the start of the scheduler."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    kv_cache_usage: float  # 0 to 1
+    prefix_cache_queries: int  # tokens that were looked up when requests were admitted, preempted ones apart
+    prefix_cache_hits: int  # of which found
+    num_preemptions: int
+    num_scheduled_tokens: int  # of this step
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutputs:
+    """Outputs of one step in the order of SchedulerOutput.scheduled, requests that failed last."""
+
+    outputs: list[EngineCoreOutput]
+    scheduler_stats: SchedulerStats
+    timestamp: float  # time.monotonic(), seconds

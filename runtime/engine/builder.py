@@ -1,0 +1,147 @@
+"""EngineConfig -> the parts that LLM and AsyncLLM are made of."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..config import ConfigError
+from ..model_loader import ProgressCallback, load_model
+from ..runner.input_batch import InputBatch
+from ..runner.model_runner import ModelRunner
+from ..sampling_params import SamplingParams
+from ..scheduler.scheduler import Scheduler
+from .core import EngineCore, EngineStats
+from .input_processor import InputProcessor
+
+if TYPE_CHECKING:
+    from ...backends.contract.manifest import Manifest
+    from ..config import EngineConfig, ModelConfig
+    from ..tokenizer import Tokenizer
+
+# generation_config.json name -> SamplingParams name
+_GENERATION_FIELDS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    config: EngineConfig  # resolved
+    manifest: Manifest
+    tokenizer: Tokenizer
+    core: EngineCore
+    input_processor: InputProcessor
+    generation_defaults: dict[str, Any]  # by SamplingParams name
+
+    def default_sampling_params(self) -> SamplingParams:
+        return SamplingParams(**self.generation_defaults)
+
+
+def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> EngineParts:
+    """Load the model and wire scheduler and runner. `core.close()` frees everything."""
+    from ..tokenizer import Tokenizer
+
+    loaded = load_model(config, progress=progress)
+    try:
+        config, manifest = loaded.config, loaded.manifest
+        tokenizer = Tokenizer.from_package(loaded.package_dir, manifest)
+        generation_defaults = _generation_defaults(config.model_config, manifest)
+        block_size, vocab_size = config.cache_config.block_size, manifest.architecture.vocab_size
+        scheduler_config = config.scheduler_config
+        scheduler = Scheduler(
+            scheduler_config,
+            num_gpu_blocks=config.resolved_plan.num_gpu_blocks,
+            block_size=block_size,
+            max_model_len=config.max_model_len,
+            enable_prefix_caching=config.cache_config.enable_prefix_caching,
+        )
+        batch = InputBatch(
+            max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+            max_num_seqs=scheduler_config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=block_size,
+            vocab_size=vocab_size,
+        )
+        input_processor = InputProcessor(
+            manifest,
+            tokenizer,
+            max_model_len=config.max_model_len,
+            max_logprobs=config.model_config.max_logprobs,
+            draw_seed=_seed_source(config),
+        )
+        core = EngineCore(scheduler, ModelRunner(loaded.session, batch), close_model=loaded.session.close)
+    except BaseException:
+        loaded.session.close()
+        raise
+    return EngineParts(config, manifest, tokenizer, core, input_processor, generation_defaults)
+
+
+def _seed_source(config: EngineConfig) -> Callable[[], int]:
+    """Seeds (64 bits, unsigned) for requests without one: reproducible if the engine was given a seed."""
+    if "seed" in config.explicit:
+        source = random.Random(config.model_config.seed)
+        return lambda: source.getrandbits(64)
+    return lambda: secrets.randbits(64)
+
+
+def _generation_defaults(model_config: ModelConfig, manifest: Manifest) -> dict[str, Any]:
+    """What the model, then override_generation_config, say about sampling. ConfigError on a value out of range."""
+    overrides = model_config.override_generation_config
+    if unknown := sorted(set(overrides) - set(_GENERATION_FIELDS)):
+        raise ConfigError(
+            f"override_generation_config: {unknown} are not sampling defaults; known are {sorted(_GENERATION_FIELDS)}"
+        )
+    values = {**_model_generation_config(model_config.generation_config, manifest), **overrides}
+    defaults = {ours: values[theirs] for theirs, ours in _GENERATION_FIELDS.items() if values.get(theirs) is not None}
+    try:
+        SamplingParams(**defaults)
+    except ValueError as exc:
+        raise ConfigError(
+            f"the sampling defaults of the model cannot be used ({exc}): start with generation_config='vllm', or set "
+            "override_generation_config"
+        ) from exc
+    return defaults
+
+
+def _model_generation_config(source: str, manifest: Manifest) -> Mapping[str, Any]:
+    if source == "vllm":
+        return {}
+    if source == "auto":
+        return {name: getattr(manifest.generation, name) for name in _GENERATION_FIELDS}
+    path = Path(source) / "generation_config.json"
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"generation_config={source!r} is not auto, vllm or a folder with {path.name}: {exc}"
+        ) from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def stats_dict(stats: EngineStats) -> dict[str, int | float]:
+    """EngineStats as numbers by name, for health details and reports."""
+    scheduler = stats.scheduler
+    return {
+        "num_requests_running": scheduler.num_running_reqs,
+        "num_requests_waiting": scheduler.num_waiting_reqs,
+        "kv_cache_usage": scheduler.kv_cache_usage,
+        "prefix_cache_queries": scheduler.prefix_cache_queries,
+        "prefix_cache_hits": scheduler.prefix_cache_hits,
+        "num_preemptions": scheduler.num_preemptions,
+        "num_steps": stats.num_steps,
+        "num_computed_tokens": stats.num_computed_tokens,
+        "num_generated_tokens": stats.num_generated_tokens,
+    }

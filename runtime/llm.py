@@ -1,0 +1,275 @@
+"""LLM: batches of prompts in, completions out, in the caller's thread."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import signal
+import threading
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from .config import EngineConfig
+from .engine.builder import build_engine, stats_dict
+from .engine.core_client import InprocClient
+from .errors import InvalidRequestError
+from .output_processor import OutputProcessor
+from .sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    import os
+
+    from ..backends.contract.manifest import Manifest
+    from .config import ModelConfig
+    from .engine.input_processor import Prompt
+    from .outputs import RequestOutput
+    from .tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """One engine, used by one thread at a time. `with LLM(...) as llm:` frees it at the end."""
+
+    def __init__(self, model: str | os.PathLike[str], **engine_kwargs: Any) -> None:
+        """`model`: a checkpoint, a package folder or a reference (see `trivet pull`).
+
+        Raises ConfigError for an option that is not honoured, ModelLoadError for a model that cannot be loaded.
+        """
+        self._start(EngineConfig.from_kwargs(model=model, **engine_kwargs))
+
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> Self:
+        llm = cls.__new__(cls)
+        llm._start(config)
+        return llm
+
+    def _start(self, config: EngineConfig) -> None:
+        self._parts = build_engine(config)
+        self.config = self._parts.config
+        self.manifest: Manifest = self._parts.manifest
+        self._output_processor = OutputProcessor(self._parts.tokenizer)
+        self._client = InprocClient(self._parts.core)
+        self._request_ids = itertools.count()
+        self._finalizer = weakref.finalize(self, self._client.shutdown)
+
+    # --- generation -----------------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs in the order of the prompts. None = the model's own sampling defaults.
+
+        A request that is refused (InvalidRequestError) or an interrupt (KeyboardInterrupt) ends the whole call and
+        leaves the engine ready for the next one.
+        """
+        return self._run(_as_list(prompts), sampling_params, priority, use_tqdm=use_tqdm, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them. The template writes the special tokens, so none are added."""
+        conversations = _conversations(messages)
+        prompts: list[Prompt] = [
+            self._parts.tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, sampling_params, None, use_tqdm=use_tqdm, add_special_tokens=False)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Generator[RequestOutput, None, None]:
+        """Deltas of one prompt as they come. Closing the iterator aborts the request."""
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = params.clone(output_kind=RequestOutputKind.DELTA)
+        request_id = self._add_request(prompt, params, 0, add_special_tokens)
+        try:
+            while self._output_processor.has_request(request_id):
+                with _uninterrupted():
+                    outputs = self._step()
+                yield from outputs
+        finally:
+            self._abort([request_id])
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        *,
+        use_tqdm: bool,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        if self._output_processor.num_unfinished_requests:
+            raise InvalidRequestError("this LLM is in use by a stream or another thread: finish that first")
+        all_params = self._params_per_prompt(sampling_params, len(prompts))
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        if len(priorities) != len(prompts):
+            raise InvalidRequestError(f"{len(prompts)} prompts but {len(priorities)} priorities")
+        request_ids: list[str] = []
+        try:
+            for prompt, params, rank in zip(prompts, all_params, priorities, strict=True):
+                params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+                request_ids.append(self._add_request(prompt, params, rank, add_special_tokens))
+            finished = self._run_to_end(len(request_ids), use_tqdm=use_tqdm)
+        finally:
+            self._abort(request_ids)
+        return [finished[request_id] for request_id in request_ids]
+
+    def _run_to_end(self, num_requests: int, *, use_tqdm: bool) -> dict[str, RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        progress = _progress_bar(num_requests) if use_tqdm else None
+        try:
+            while len(finished) < num_requests:
+                with _uninterrupted():
+                    outputs = self._step()
+                for output in outputs:
+                    finished[output.request_id] = output
+                if progress is not None and outputs:
+                    progress.update(len(outputs))
+        finally:
+            if progress is not None:
+                progress.close()
+        return finished
+
+    def _params_per_prompt(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(sampling_params, SamplingParams):
+            return [sampling_params] * count
+        if len(sampling_params) != count:
+            raise InvalidRequestError(f"{count} prompts but {len(sampling_params)} sampling_params")
+        return list(sampling_params)
+
+    def _add_request(self, prompt: Prompt, params: SamplingParams, priority: int, add_special_tokens: bool) -> str:
+        request_id = str(next(self._request_ids))
+        text, children = self._parts.input_processor.process(
+            request_id, prompt, params, priority=priority, add_special_tokens=add_special_tokens
+        )
+        with _uninterrupted():
+            self._output_processor.add_request(request_id, text, children, params)
+            for child in children:
+                self._client.add_request(child)
+        return request_id
+
+    def _step(self) -> list[RequestOutput]:
+        processed = self._output_processor.process_outputs(self._client.get_outputs().outputs)
+        if processed.abort_request_ids:
+            self._client.abort_requests(processed.abort_request_ids)
+        return processed.request_outputs
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """End what is unfinished; also lets the runner forget what has ended."""
+        with _uninterrupted():
+            if core_ids := self._output_processor.abort_requests(request_ids):
+                self._client.abort_requests(core_ids)
+            self._client.finish_step()
+
+    # --- state ----------------------------------------------------------------------------------------------------
+    def get_tokenizer(self) -> Tokenizer:
+        return self._parts.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A fresh SamplingParams with the model's own defaults (generation_config="vllm": the library's)."""
+        return self._parts.default_sampling_params()
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model_config
+
+    def get_stats(self) -> dict[str, int | float]:
+        """Gauges and counters after the last step."""
+        return stats_dict(self._client.stats)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False: a stream is under way, nothing was done."""
+        return self._client.reset_prefix_cache()
+
+    # --- end ------------------------------------------------------------------------------------------------------
+    def shutdown(self) -> None:
+        """Free the model. Idempotent; every later call raises EngineDeadError."""
+        self._client.shutdown()
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the end of the block: half a step would leave scheduler and KV cache at odds.
+
+    Only where Python's own handler would raise KeyboardInterrupt: in the main thread, unless the program has a handler.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    interrupted = False
+
+    def remember(signum: int, frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation as a list of one."""
+    if not messages or isinstance(messages[0], Mapping):
+        return [cast("Sequence[Message]", messages)]
+    return list(cast("Sequence[Sequence[Message]]", messages))
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt as a list of one; a non-empty list of integers is one prompt."""
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str) and not (prompts and isinstance(prompts[0], int)):
+        return list(cast("Sequence[Prompt]", prompts))
+    return [cast("Prompt", prompts)]
+
+
+def _progress_bar(total: int) -> Any:
+    try:
+        tqdm = importlib.import_module("tqdm.auto")
+    except ImportError as exc:
+        raise InvalidRequestError("use_tqdm needs the package tqdm: pip install tqdm, or leave it out") from exc
+    return tqdm.tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)

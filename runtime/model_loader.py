@@ -1,0 +1,117 @@
+"""A model reference -> an open ModelSession with its KV cache. The runtime's only file that knows the exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import KVCacheError, ModelLoadError
+
+if TYPE_CHECKING:
+    from ..backends.contract.manifest import Manifest
+    from ..backends.session import ModelSession
+    from .config import EngineConfig, LoadConfig
+
+ProgressCallback = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    package_dir: Path
+    manifest: Manifest
+    session: ModelSession  # its KV cache is allocated
+    config: EngineConfig  # resolved: max_model_len, KV cache plan
+
+
+def resolve_package(
+    model: str, load_config: LoadConfig, *, progress: ProgressCallback | None = None
+) -> tuple[Path, Manifest]:
+    """The package folder of a checkpoint, a package or a reference, exporting and fetching as needed.
+
+    progress(what, share done in [0, 1]). Raises ModelLoadError, or the model store's and the exporters' own errors.
+    """
+    from .model_store import resolve
+
+    path = resolve(model)
+    if not _is_package(path):
+        from ..exporters import export
+
+        path = export(path, verify=load_config.verify, tokenizer_pre=load_config.tokenizer_pre, progress=progress)
+    manifest = _read_manifest(path)
+    _check_sources(path, manifest)
+    return path, manifest
+
+
+def load_model(config: EngineConfig, *, progress: ProgressCallback | None = None) -> LoadedModel:
+    """Open the model of `config` and allocate its KV cache. The caller closes the session."""
+    package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
+    config = config.resolve(manifest)
+    device = config.device_config
+    from ..backends.errors import BackendError
+    from ..backends.session import ModelSession
+
+    try:
+        session = ModelSession(
+            package_dir,
+            manifest,
+            device="cpu" if device.device == "auto" else device.device,
+            num_threads=device.num_threads,
+            activation_dtype=device.activation_dtype,
+            cpu_tier=device.cpu_tier,
+        )
+    except BackendError as exc:
+        raise ModelLoadError(str(exc)) from exc
+    plan = config.resolved_plan
+    try:
+        session.allocate_kv_cache(
+            num_blocks=plan.num_gpu_blocks, block_size=config.cache_config.block_size, dtype=plan.cache_dtype
+        )
+    except (MemoryError, BackendError) as exc:
+        session.close()
+        raise KVCacheError(
+            f"no KV cache of {plan.num_gpu_blocks} blocks of {config.cache_config.block_size} tokens "
+            f"({plan.total_bytes} bytes): {exc}. Lower kv_cache_memory_bytes, max_model_len or max_num_seqs"
+        ) from exc
+    except BaseException:
+        session.close()
+        raise
+    return LoadedModel(package_dir, manifest, session, config)
+
+
+def _is_package(path: Path) -> bool:
+    from ..backends.contract.manifest import GRAPH_NAME, MANIFEST_NAME
+
+    return (path / MANIFEST_NAME).is_file() and (path / GRAPH_NAME).is_file()
+
+
+def _read_manifest(package_dir: Path) -> Manifest:
+    import msgspec
+
+    from ..backends.contract.manifest import read_manifest
+
+    try:
+        return read_manifest(package_dir)
+    except (OSError, ValueError, msgspec.MsgspecError) as exc:
+        raise ModelLoadError(
+            f"{package_dir} is not a model package that this trivet reads ({exc}): make it anew with `trivet export`"
+        ) from exc
+
+
+def _check_sources(package_dir: Path, manifest: Manifest) -> None:
+    """The graph points into the checkpoint: a file that moved or changed would be read as garbage."""
+    for source in manifest.sources:
+        path = Path(manifest.source_dir) / source.name
+        try:
+            stat = path.stat()
+        except OSError as exc:
+            raise ModelLoadError(
+                f"{package_dir} needs the checkpoint file {path}, which cannot be read ({exc.strerror}): put it back, "
+                "or export the checkpoint where it is now with `trivet export`"
+            ) from exc
+        if (stat.st_size, stat.st_mtime_ns) != (source.size_bytes, source.mtime_ns):
+            raise ModelLoadError(
+                f"the checkpoint file {path} has changed since {package_dir} was exported ({source.size_bytes} bytes "
+                f"then, {stat.st_size} now, or another time stamp): export it again with `trivet export`"
+            )

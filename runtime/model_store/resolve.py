@@ -1,0 +1,116 @@
+"""From what the user typed to a checkpoint or package on disk."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from . import gguf_files, locations, store
+from .catalogue import CatalogueEntry, catalogue
+from .errors import AmbiguousModelError, ModelNotFoundError
+from .progress import Progress
+from .reference import HubReference, PyPIReference, Reference, has_scheme, parse_reference
+
+_PACKAGE_MARK = "trivet.json"
+_CHECKPOINT_MARK = "config.json"
+
+
+def resolve(model: str, *, progress: Progress | None = None) -> Path:
+    """The checkpoint (a .gguf file or a folder) or package folder that `model` names.
+
+    `model` is a path; a name in the store or the catalogue; `pypi:NAME[==VERSION]`; or `hf:ORG/REPO[:QUANT]`. A bare
+    name (no separator, no .gguf) means the store first: write `./name` for a folder of the same name. References and
+    catalogue names that are not in the store are pulled, which is the only case that uses the network; an unversioned
+    `pypi:` or `hf:` reference that is in the store is used as it is. Raises ModelStoreError.
+    """
+    if not model.strip():
+        raise ModelNotFoundError("the model is an empty string; expected a path, a name, pypi:NAME or hf:ORG/REPO")
+    if has_scheme(model):
+        found = find_reference(parse_reference(model)) or pull(model, progress=progress)
+        found.check()
+        return found.path
+    path = Path(model).expanduser()
+    bare = path.name == model and not model.endswith(".gguf") and model not in (".", "..")
+    if bare and (stored := find_name(model)):
+        stored.check()
+        return stored.path
+    if bare and model in catalogue().models:
+        return pull(model, progress=progress).path
+    if path.exists():
+        return _checkpoint_path(path)
+    raise ModelNotFoundError(_not_found(model, path, bare))
+
+
+def pull(model: str, *, progress: Progress | None = None, force: bool = False) -> store.StoredModel:
+    """Fetch a catalogue name or a `pypi:`/`hf:` reference into the store and return it.
+
+    A pinned reference that is stored is returned without asking anyone, unless `force`.
+    """
+    entry = catalogue().models.get(model)
+    reference = parse_reference(entry.reference if entry else model)
+    name = catalogue().name_of(str(reference))
+    pin: CatalogueEntry | None = catalogue().models[name] if name else None
+    from . import hub, pypi  # they start subprocesses and import clients: only pulling needs them
+
+    with locations.cache_errors(locations.models_dir()), store.staging(str(reference)) as folder:
+        if isinstance(reference, HubReference):
+            return hub.pull(reference, folder, name=reference.short_name, force=force, progress=progress)
+        if reference.version is not None and not force and (stored := store.find(str(reference))):
+            stored.check()
+            return stored
+        return pypi.pull(reference, folder, name=name or reference.short_name, pin=pin, progress=progress)
+
+
+def find_name(name: str) -> store.StoredModel | None:
+    """The stored model of a name, a catalogue name or a reference; AmbiguousModelError when several share the name."""
+    if has_scheme(name):
+        return find_reference(parse_reference(name))
+    entry = catalogue().models.get(name)
+    if entry is not None:
+        return store.find(entry.reference)
+    fitting = [model for model in store.list_models() if model.record.name == name]
+    if len(fitting) > 1:
+        references = ", ".join(model.record.reference for model in fitting)
+        raise AmbiguousModelError(f"several models are called {name!r}; name one of: {references}")
+    return fitting[0] if fitting else None
+
+
+def find_reference(reference: Reference) -> store.StoredModel | None:
+    """The stored model of a reference; for `pypi:NAME` the version that was pulled last."""
+    if isinstance(reference, PyPIReference) and reference.version is None:
+        prefix = f"{reference}=="
+        versions = [model for model in store.list_models() if model.record.reference.startswith(prefix)]
+        return max(versions, key=lambda model: model.record.pulled_at, default=None)
+    return store.find(str(reference))
+
+
+def _checkpoint_path(path: Path) -> Path:
+    """A path as it is when it is a file, a package or a checkpoint; the one GGUF model of a folder otherwise."""
+    if path.is_file():
+        return path
+    if (path / _PACKAGE_MARK).is_file() or (path / _CHECKPOINT_MARK).is_file():
+        return path
+    groups = gguf_files.group(entry.name for entry in path.iterdir() if entry.is_file())
+    if not groups:
+        raise ModelNotFoundError(
+            f"{path} holds no model: expected {_PACKAGE_MARK} (a package), {_CHECKPOINT_MARK} (a checkpoint) "
+            "or a .gguf file"
+        )
+    if len(groups) > 1:
+        raise AmbiguousModelError(f"{path} holds several GGUF models; name one of: {', '.join(groups)}")
+    return path / gguf_files.select(groups, None, str(path))[0]
+
+
+def _not_found(model: str, path: Path, bare: bool) -> str:
+    if not bare:
+        hint = (
+            f"; for a repository of a hub write hf:{model}" if model.count("/") == 1 and model[0] not in "./~" else ""
+        )
+        return f"no model {model!r}: there is no file or folder {path.absolute()}{hint}"
+    names = sorted({*catalogue().models, *(stored.record.name for stored in store.list_models())})
+    close = difflib.get_close_matches(model, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return (
+        f"no model {model!r}: not a file or folder here, and not among the names in the cache and the catalogue "
+        f"({', '.join(names)}).{hint} Other models: a path, pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
+    )

@@ -1,0 +1,78 @@
+"""Runs the scheduled tokens of a step through the model graph and maps the sampled rows back to requests.
+
+A model is a session that takes the contract's graph inputs, of whatever shape: no code here may ask what model it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ..scheduler.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from .input_batch import InputBatch, SampleRow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TOKENS: Final = ("sampled_token_ids",)
+_TOKENS_AND_LOGPROBS: Final = (
+    "sampled_token_ids",
+    "sampled_logprobs",
+    "sampled_ranks",
+    "top_token_ids",
+    "top_logprobs",
+)
+
+
+class GraphSession(Protocol):
+    """The part of backends.session.ModelSession that the runner uses."""
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]: ...
+
+
+class ModelRunner:
+    """One per engine, called by its thread only."""
+
+    def __init__(self, session: GraphSession, batch: InputBatch) -> None:
+        self._session = session
+        self._batch = batch
+
+    @property
+    def num_tracked_requests(self) -> int:
+        return len(self._batch.states)
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step. A step without tokens never runs the graph."""
+        self._batch.forget(scheduler_output)
+        if not scheduler_output.scheduled:
+            return ModelRunnerOutput(sampled_token_ids={})
+        arrays, rows, wants_logprobs = self._batch.build(scheduler_output)
+        results = self._session.run(arrays, _TOKENS_AND_LOGPROBS if wants_logprobs else _TOKENS)
+        token_ids: list[int] = results["sampled_token_ids"].tolist()
+        output = ModelRunnerOutput(
+            sampled_token_ids={
+                row.request_id: [token] for row, token in zip(rows, token_ids, strict=True) if not row.is_prompt
+            }
+        )
+        if wants_logprobs:
+            _add_logprobs(output, rows, token_ids, results)
+        return output
+
+
+def _add_logprobs(
+    output: ModelRunnerOutput, rows: list[SampleRow], token_ids: list[int], results: dict[str, NDArray[Any]]
+) -> None:
+    logprobs, ranks = results["sampled_logprobs"].tolist(), results["sampled_ranks"].tolist()
+    for index, row in enumerate(rows):
+        if row.num_logprobs < 0:
+            continue
+        target = output.prompt_logprobs if row.is_prompt else output.logprobs
+        target.setdefault(row.request_id, []).append(
+            TokenLogprobs(
+                token_id=token_ids[index],
+                logprob=logprobs[index],
+                rank=ranks[index],
+                top_token_ids=results["top_token_ids"][index, : row.num_logprobs].tolist(),
+                top_logprobs=results["top_logprobs"][index, : row.num_logprobs].tolist(),
+            )
+        )

@@ -1,0 +1,228 @@
+"""SamplingParams: what a caller asks of the sampler and of the stop rules. Fields, defaults and ranges are vLLM's."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Self
+
+from .errors import InvalidRequestError
+
+SAMPLING_EPS: Final = 1e-5  # temperatures below are greedy
+MIN_TEMPERATURE: Final = 1e-2  # positive temperatures below are raised to it, with a warning
+MAX_TEMPERATURE: Final = 2.0
+MAX_LOGIT_BIAS: Final = 100.0
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+class RequestOutputKind(Enum):
+    """What each RequestOutput of a request carries."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # one output, when the request is finished
+
+
+@dataclass(slots=True)
+class SamplingParams:
+    """Parameters of one request, checked on construction (InvalidRequestError names field and value).
+
+    Treat as immutable: the engine works on copies. `warnings` says what was adjusted.
+    """
+
+    n: int = 1  # completions of the prompt
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 = off
+    min_p: float = 0.0
+    seed: int | None = None  # None or -1 = a fresh one per request
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None = the rest of the context
+    min_tokens: int = 0  # no eos and no stop before
+    logprobs: int | None = None  # the sampled token and the top n; -1 = the whole vocabulary
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    # Filled by this class and, on its own copy, by the engine (engine/input_processor.py).
+    warnings: list[str] = field(default_factory=list, init=False, compare=False)
+    eos_token_ids: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
+    bad_words_token_ids: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else list(self.stop)
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        self.bad_words = list(self.bad_words or ())
+        _check_types(self)
+        _check_numbers(self)
+        _check_lists(self)
+        self._normalise()
+
+    def _normalise(self) -> None:
+        if self.seed == -1:
+            self.seed = None
+        if self.top_k == -1:
+            self.top_k = 0
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            self.warnings.append(
+                f"temperature {self.temperature:g} is below {MIN_TEMPERATURE}, where probabilities lose all precision: "
+                f"{MIN_TEMPERATURE} is used"
+            )
+            self.temperature = MIN_TEMPERATURE
+        if self.is_greedy:
+            if self.n > 1:
+                raise InvalidRequestError(f"n must be 1 when using greedy sampling (temperature 0), got {self.n}")
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+        if self.logit_bias:
+            far = sorted(t for t, bias in self.logit_bias.items() if abs(bias) > MAX_LOGIT_BIAS)
+            if far:
+                self.warnings.append(f"logit_bias of tokens {far} clamped to [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]")
+                self.logit_bias = {
+                    t: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias)) for t, bias in self.logit_bias.items()
+                }
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < SAMPLING_EPS
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as the list it is after construction."""
+        return self.stop if isinstance(self.stop, list) else []
+
+    @property
+    def all_stop_token_ids(self) -> frozenset[int]:
+        """eos and stop token ids: what min_tokens bans. eos is in it even under ignore_eos, as in vLLM."""
+        return frozenset(self.eos_token_ids).union(self.stop_token_ids or ())
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether the sampler needs this request's token history."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    def clone(self, **changes: Any) -> Self:
+        """A copy with its own lists and `changes` set unchecked (an unknown field is an AttributeError)."""
+        twin = copy.copy(self)
+        twin.warnings = list(self.warnings)
+        for name, value in changes.items():
+            setattr(twin, name, value)
+        return twin
+
+
+_INTS = ("n", "top_k", "min_tokens")
+_OPTIONAL_INTS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_FLOATS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
+_BOOLS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_types(p: SamplingParams) -> None:
+    def refuse(name: str, expected: str) -> None:
+        value = getattr(p, name)
+        raise InvalidRequestError(f"{name} must be {expected}, got {value!r} of type {type(value).__name__}")
+
+    for name in _INTS:
+        if not _is_int(getattr(p, name)):
+            refuse(name, "an integer")
+    for name in _OPTIONAL_INTS:
+        if getattr(p, name) is not None and not _is_int(getattr(p, name)):
+            refuse(name, "an integer or None")
+    for name in _FLOATS:
+        value = getattr(p, name)
+        if not _is_number(value):
+            refuse(name, "a number")
+        if not math.isfinite(value):
+            raise InvalidRequestError(f"{name} must be a finite number, got {value}")
+    for name in _BOOLS:
+        if not isinstance(getattr(p, name), bool):
+            refuse(name, "True or False")
+    if not isinstance(p.output_kind, RequestOutputKind):
+        refuse("output_kind", "a RequestOutputKind")
+
+
+def _check_numbers(p: SamplingParams) -> None:
+    def require(ok: bool, name: str, expected: str) -> None:
+        if not ok:
+            raise InvalidRequestError(f"{name} must be {expected}, got {getattr(p, name)}")
+
+    require(p.n >= 1, "n", "at least 1")
+    require(-2.0 <= p.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]")
+    require(-2.0 <= p.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]")
+    require(p.repetition_penalty > 0.0, "repetition_penalty", "greater than zero")
+    require(p.temperature >= 0.0, "temperature", "non-negative")
+    require(p.temperature <= MAX_TEMPERATURE, "temperature", "in [0, 2]")
+    require(0.0 < p.top_p <= 1.0, "top_p", "in (0, 1]")
+    require(-1 <= p.top_k < 2**31, "top_k", "0 (off), -1 (off) or at least 1")
+    require(0.0 <= p.min_p <= 1.0, "min_p", "in [0, 1]")
+    require(p.seed is None or _INT64_MIN <= p.seed <= _INT64_MAX, "seed", "a signed 64-bit integer")
+    require(p.max_tokens is None or p.max_tokens >= 1, "max_tokens", "at least 1")
+    require(p.min_tokens >= 0, "min_tokens", "greater than or equal to 0")
+    if p.max_tokens is not None:
+        require(p.min_tokens <= p.max_tokens, "min_tokens", f"less than or equal to max_tokens={p.max_tokens}")
+    require(p.logprobs is None or p.logprobs >= -1, "logprobs", "non-negative or -1 (the whole vocabulary)")
+    require(
+        p.prompt_logprobs is None or p.prompt_logprobs >= -1,
+        "prompt_logprobs",
+        "non-negative or -1 (the whole vocabulary)",
+    )
+
+
+def _check_lists(p: SamplingParams) -> None:
+    for name in ("stop", "bad_words"):
+        values = getattr(p, name)
+        if not all(isinstance(s, str) for s in values):
+            raise InvalidRequestError(f"{name} must contain only strings, got {values}")
+        if not all(values):
+            raise InvalidRequestError(f"{name} cannot contain an empty string, got {values}")
+    if p.stop and not p.detokenize:
+        raise InvalidRequestError("stop strings need the text of the output: set detokenize=True to use stop")
+    if not all(_is_int(t) for t in p.stop_token_ids or ()):
+        raise InvalidRequestError(f"stop_token_ids must contain only integers, got {p.stop_token_ids}")
+    if p.allowed_token_ids is not None:
+        p.allowed_token_ids = list(p.allowed_token_ids)
+        if not p.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids must not be empty: leave it out (None) to allow every token")
+        if not all(_is_int(t) for t in p.allowed_token_ids):
+            raise InvalidRequestError(f"allowed_token_ids must contain only integers, got {p.allowed_token_ids}")
+    if p.logit_bias is not None:
+        if not isinstance(p.logit_bias, dict):
+            raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {p.logit_bias!r}")
+        p.logit_bias = {_bias_token(t): bias for t, bias in p.logit_bias.items()}
+        for token, bias in p.logit_bias.items():
+            if not _is_number(bias) or not math.isfinite(bias):
+                raise InvalidRequestError(f"logit_bias of token {token} must be a finite number, got {bias!r}")
+
+
+def _bias_token(key: object) -> int:
+    """The token id of a logit_bias key; JSON objects have string keys, so "42" is 42."""
+    if _is_int(key):
+        return key  # type: ignore[return-value]
+    if isinstance(key, str) and key.isascii() and key.isdigit():
+        return int(key)
+    raise InvalidRequestError(f"logit_bias keys must be token ids, got {key!r}")
