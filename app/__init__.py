@@ -1,0 +1,1 @@
+"""People and programs to the runtime: command line, OpenAI-compatible server, chat."""

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -23,9 +24,9 @@ from onnx import helper
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "packaging" / "python"), str(ROOT / "tests" / "kernels")]
 
-from reference import random_weight
-from trivet.backends.contract.opset import DOMAIN, OPSET_VERSION, SESSION_CPU_TIER, SESSION_NUM_THREADS
-from trivet.backends.library import cpu_library_path, probe_cpu
+from reference import random_weight  # noqa: E402
+from trivet.backends.contract.opset import DOMAIN, OPSET_VERSION, SESSION_CPU_TIER, SESSION_NUM_THREADS  # noqa: E402
+from trivet.backends.library import cpu_library_path, probe_cpu  # noqa: E402
 
 
 def build_session(
@@ -37,7 +38,7 @@ def build_session(
     for i in range(copies):
         weight = random_weight(fmt, n, k, rng)
         weights.append(helper.make_tensor(f"w{i}", 2, weight.shape, weight.tobytes(), raw=True))
-        attributes = {"formats": fmt, "in_features": k, "out_features": [n], "epilogue": "none"}
+        attributes: dict[str, Any] = {"formats": fmt, "in_features": k, "out_features": [n], "epilogue": "none"}
         nodes.append(helper.make_node("QMatMul", ["x", "", f"w{i}"], [f"y{i}"], domain=DOMAIN, **attributes))
         outputs.append(helper.make_tensor_value_info(f"y{i}", 1, None))
     graph = helper.make_graph(nodes, "bench", [helper.make_tensor_value_info("x", 1, [None, k])], outputs[-1:], weights)

@@ -86,7 +86,7 @@ TEMPLATES = {
     "chatml": (
         "{% for m in messages %}\n"
         "    {{- '<|im_start|>' + m.role + '\\n' + m['content'] | default('') + '<|im_end|>\\n' }}\n"
-        "{% endfor %}\n{% if add_generation_prompt %}\n{{ '<|im_start|>assistant\\n' }}\n{% endif %}\n"
+        "{% endfor %}\n    {% if add_generation_prompt %}\n{{ '<|im_start|>assistant\\n' }}\n{% endif %}\n"
     ),
     "features": (
         "{{ bos_token }}{%- set ns = namespace(n=0, seen=false) %}\n"

@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import llama_cpp
 import sentencepiece
+from probe_vocabulary import probe_vocabulary
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 OUT = Path(__file__).parents[1] / "data" / "tokenizer_probes.json"
@@ -53,6 +54,8 @@ PROBES = [
     "\u0001\u001f\u007f\u0085 control",
     "▁▁low▁line ▁ <0x0A> <0xFF>",
     "mixed  spaces   after.  Sentence  ends .   ",
+    "end.\n/ and (x)\n#y,\n\n/* */ .\r\n//  ::\n1,\n2",
+    "1 12 123 1234 12345 1234567 20261129 3.14159 a1b22c333d4444 ١٢٣٤ 1\u00b2",
     "Supercalifragilisticexpialidocious antidisestablishmentarianism",
 ]
 
@@ -116,9 +119,9 @@ def write_vocabulary(path: Path, source: dict[str, Any], pre: str) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(source["tokenizer.ggml.tokens"])
-    writer.add_token_types(source["tokenizer.ggml.token_type"])
-    writer.add_token_merges(source["tokenizer.ggml.merges"])
+    writer.add_token_list(source["tokens"])
+    writer.add_token_types(source["token_type"])
+    writer.add_token_merges(source["merges"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.write_header_to_file()
@@ -136,7 +139,7 @@ def record_gguf() -> dict[str, Any]:
 
 
 def record_pre_names() -> dict[str, Any]:
-    source = gguf_fields(MODELS / GGUF_FILES["smollm2"])
+    source = probe_vocabulary(gguf_fields(MODELS / GGUF_FILES["smollm2"]))
     recorded = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in PRE_NAMES:

@@ -138,8 +138,10 @@ def test_prompt_gives_the_context(tiny_spm: Tokenizer, tiny_bpe: Tokenizer) -> N
     assert deltas(tiny_spm, [the, the]) == ["the", " the", ""]
     assert deltas(tiny_spm, [the], prompt=[1]) == ["the", ""]  # <s> is skipped: still the start of the text
     assert deltas(tiny_spm, [the], prompt=[1, the]) == [" the", ""]
-    euro = tiny_bpe.encode("€", add_special_tokens=False)
-    assert deltas(tiny_bpe, euro[1:], prompt=euro[:1]) == ["", "€", ""]
+    face = tiny_bpe.encode("🙂", add_special_tokens=False)
+    assert len(face) == 4
+    for cut in (1, 2, 3):  # the prompt ends inside a character
+        assert "".join(deltas(tiny_bpe, face[cut:], prompt=[*face, *face[:cut]])) == "🙂"
 
 
 def test_special_tokens_are_skipped_or_shown(smollm2: Tokenizer) -> None:
@@ -203,9 +205,10 @@ def test_stop_string_that_never_comes_is_held_back_and_released(smollm2: Tokeniz
     st.text(alphabet="ab ", max_size=30),
     st.lists(st.text(alphabet="ab ", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_output_never_holds_a_stop_string(tiny_bpe: Tokenizer, text: str, stop: list[str]) -> None:
+def test_output_never_holds_the_stop_string(tiny_bpe: Tokenizer, text: str, stop: list[str]) -> None:
     matched, output, texts = run(tiny_bpe, text, stop=stop)
-    assert not any(s in output for s in stop)
+    # Of several that end in one token the first in the list counts, as in vLLM, so another can stand before it.
+    assert not any(s in output for s in (stop if matched is None else [matched]))
     assert (matched is None) == (not any(s in text for s in stop))
     assert text.startswith("".join(texts))
 

@@ -120,7 +120,9 @@ def test_end_of_turn_token_counts_only_if_control_and_in_the_template(tokenizer_
     with_template = {**bpe(), "tokenizer.chat_template": "{{ messages[0].content }}<|im_end|>"}
     assert build(tokenizer_source, with_template).spec.eos_token_ids == [396, 399]
     assert build(tokenizer_source, bpe()).spec.eos_token_ids == [396]
-    with_template["tokenizer.ggml.token_type"] = [1] * 400
+    other = {**bpe(), "tokenizer.chat_template": "{{ messages[0].content }}<|eos|>"}
+    assert build(tokenizer_source, other).spec.eos_token_ids == [396]
+    with_template["tokenizer.ggml.token_type"] = [4] * 400
     assert build(tokenizer_source, with_template).spec.eos_token_ids == [396]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_vocabulary import probe_vocabulary
+from tokenizers import Tokenizer as Backend
 from trivet.exporters.checkpoint import open_checkpoint
 from trivet.exporters.tokenizer import build_tokenizer
 from trivet.exporters.tokenizer.pre_tokenizers import PRE_TOKENIZERS
@@ -44,8 +48,9 @@ def test_smollm2_ids_equal_llama_cpp(smollm2: Tokenizer, probes: dict[str, Any])
 def test_pre_tokenizer_splits_as_llama_cpp(
     pre: str, smollm2_metadata: dict[str, Any], probes: dict[str, Any], tokenizer_source: Any
 ) -> None:
-    """SmolLM2's vocabulary under each name: a wrong split gives other ids."""
-    built = build_tokenizer(tokenizer_source(metadata={**smollm2_metadata, "tokenizer.ggml.pre": pre}))
+    """One vocabulary under each name: a wrong split gives other ids."""
+    vocabulary = {f"tokenizer.ggml.{key}": value for key, value in probe_vocabulary(smollm2_metadata).items()}
+    built = build_tokenizer(tokenizer_source(metadata={**smollm2_metadata, **vocabulary, "tokenizer.ggml.pre": pre}))
     got = [built.tokenizer.encode(text, add_special_tokens=False).ids for text in probes["probes"]]
     assert dict(zip(probes["probes"], got, strict=True)) == dict(
         zip(probes["probes"], probes["llama_cpp_pre"][pre], strict=True)
@@ -78,6 +83,32 @@ def test_folder_ids_equal_transformers(
     folder = real_model(f"tok-{name}")
     tokenizer = load(build_tokenizer(tokenizer_source(kind="safetensors", directory=folder)))
     assert_ids(tokenizer, probes["probes"] + probes["special_probes"][name], probes["transformers"][name]["ids"])
+
+
+@pytest.mark.real_models
+@pytest.mark.parametrize(
+    ("name", "pre"),
+    [("llama3.1", "llama-bpe"), ("qwen3", "qwen2"), ("deepseek-v3", "deepseek-v3"), ("gpt-oss", "gpt-4o")],
+)
+def test_pre_tokenizer_equals_the_published_one(
+    name: str, pre: str, real_model: Callable[[str], Path], probes: dict[str, Any], tokenizer_source: Any
+) -> None:
+    """The vocabulary of a tokenizer.json as GGUF would carry it, with the name for its pre-tokenizer."""
+    whole = json.loads((real_model(f"tok-{name}") / "tokenizer.json").read_text())
+    vocab = {**whole["model"]["vocab"], **{t["content"]: t["id"] for t in whole["added_tokens"]}}
+    tokens = [f"[PAD{i}]" for i in range(max(vocab.values()) + 1)]
+    for token, i in vocab.items():
+        tokens[i] = token
+    added = {t["id"] for t in whole["added_tokens"]}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in whole["model"]["merges"]]
+    metadata = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": merges, "add_bos_token": False}
+    metadata["token_type"] = [3 if i in added else 1 for i in range(len(tokens))]
+    built = build_tokenizer(tokenizer_source(metadata={f"tokenizer.ggml.{k}": v for k, v in metadata.items()}))
+    original = Backend.from_file(str(real_model(f"tok-{name}") / "tokenizer.json"))
+    for text in probes["probes"]:
+        text = unicodedata.normalize("NFC", text)  # Qwen's file normalises; GGUF has no key for it
+        got = built.tokenizer.encode(text, add_special_tokens=False).ids
+        assert got == original.encode(text, add_special_tokens=False).ids, text
 
 
 @pytest.mark.real_models

@@ -1,0 +1,62 @@
+"""`trivet chat`: a conversation, line by line."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from . import console, options
+from .conversation import add_session_flags, open_session, print_answer, read_lines
+from .errors import UsageError
+from .exit_codes import ExitCode
+from .parser import ArgumentParser
+
+if TYPE_CHECKING:
+    from ..session import Message, Session
+
+DESCRIPTION = """Talk with a model, line by line. ^C stops an answer; ^C or ^D at the prompt ends the chat.
+The model runs in this process, or behind --url."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_session_flags(parser)
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system message")
+    parser.add_argument("-q", "--quick", metavar="PROMPT", help="answer this one prompt and exit")
+    options.add_chat_template_kwargs_flag(parser)
+    options.add_sampling_flags(parser)
+    options.add_engine_flags(parser)
+
+
+def run(args: Namespace) -> int:
+    sampling = options.sampling_options(args)
+    with open_session(args) as session:
+        if not session.has_chat_template:
+            raise UsageError(f"{session.model_name} has no chat template; use `trivet complete`")
+        messages: list[Message] = []
+        if args.system_prompt is not None:
+            messages.append({"role": "system", "content": args.system_prompt})
+        if args.quick is not None:
+            messages.append({"role": "user", "content": args.quick})
+            answer = print_answer(session.chat(messages, sampling), stats=args.stats)
+            return ExitCode.INTERRUPTED if answer is None else ExitCode.OK
+        _talk(session, messages, sampling, stats=args.stats)
+    return ExitCode.OK
+
+
+def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *, stats: bool) -> None:
+    from ...runtime.errors import InvalidRequestError
+    from ..remote import RemoteError
+
+    for line in read_lines("> "):
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = print_answer(session.chat(messages, sampling), stats=stats)
+        except (InvalidRequestError, RemoteError) as error:
+            console.error(str(error))
+            messages.pop()  # the conversation goes on as if the line had not been said
+            continue
+        if answer is None:
+            messages.pop()
+            console.note("(stopped; the question is forgotten)")
+            continue
+        messages.append({"role": "assistant", "content": answer})

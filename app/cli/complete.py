@@ -1,0 +1,39 @@
+"""`trivet complete`: continue a text."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from . import console, options
+from .conversation import add_session_flags, open_session, print_answer, read_lines
+from .errors import UsageError
+from .exit_codes import ExitCode
+from .parser import ArgumentParser
+
+DESCRIPTION = """Continue a text, without a chat template. Without PROMPT, every line that is typed or piped in is one.
+The model runs in this process, or behind --url."""
+_MAX_TOKENS = 16  # as the completions API
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
+    add_session_flags(parser)
+    parser.add_argument("-q", "--quick", metavar="PROMPT", help="the same as PROMPT")
+    options.add_sampling_flags(parser)
+    options.add_engine_flags(parser)
+    parser.set_defaults(chat_template_kwargs={})
+
+
+def run(args: Namespace) -> int:
+    if args.prompt is not None and args.quick is not None:
+        raise UsageError("PROMPT and --quick are the same; give one of them")
+    sampling = {"max_tokens": _MAX_TOKENS, **options.sampling_options(args)}
+    prompt = args.prompt if args.quick is None else args.quick
+    with open_session(args) as session:
+        if prompt is not None:
+            answer = print_answer(session.complete(prompt, sampling), stats=args.stats)
+            return ExitCode.INTERRUPTED if answer is None else ExitCode.OK
+        for line in read_lines("> "):
+            if print_answer(session.complete(line, sampling), stats=args.stats) is None:
+                console.note("(stopped)")
+    return ExitCode.OK

@@ -1,0 +1,154 @@
+"""`trivet doctor`: this installation and this machine, for people and bug reports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from . import console, options
+from .exit_codes import ExitCode
+from .listing import table
+from .parser import ArgumentParser
+
+DESCRIPTION = """Describe this installation and this machine: versions, CPU and kernel tiers, threads, cache folders,
+telemetry, and with --model how memory would be used. Fetches nothing. The exit status is 1 if something is broken."""
+_PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "jinja2", "msgspec", "fastapi", "uvicorn", "huggingface_hub")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    options.add_model_flag(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_engine_flags(parser)
+
+
+def run(args: Namespace) -> int:
+    problems: list[str] = []
+    report = {
+        "versions": _versions(problems),
+        "cpu": _probe(_cpu, "the CPU back end cannot be loaded", problems),
+        "threads": _probe(lambda: _threads(args), "threads are unknown", problems),
+        "memory": _memory(),
+        "folders": {name: _folder(path, problems) for name, path in _folders().items()},
+        "telemetry": _telemetry(problems),
+    }
+    if args.model is not None:
+        report["model"] = _probe(lambda: _plan(args), f"no memory plan for {args.model}", problems)
+    report["problems"] = problems
+    print(json.dumps(report) if args.json else _text(report))
+    return ExitCode.ERROR if problems else ExitCode.OK
+
+
+def _probe(read: Callable[[], Any], what: str, problems: list[str]) -> Any:
+    """A part of the report; a failure becomes a problem, for that is what a doctor is asked about."""
+    try:
+        return read()
+    except Exception as error:
+        problems.append(f"{what}: {' '.join(str(error).split())}")
+        return None
+
+
+def _versions(problems: list[str]) -> dict[str, str]:
+    versions = {"trivet": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            problems.append(f"the package {name} is not installed")
+    return versions
+
+
+def _cpu() -> Any:
+    from ...backends.session import describe_cpu
+
+    return describe_cpu()
+
+
+def _threads(args: Namespace) -> dict[str, int]:
+    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    facts = {"logical_cpus_usable": logical}
+    chosen = options.engine_options(args).get("num_threads")
+    return facts if chosen is None else facts | {"chosen": chosen}
+
+
+def _memory() -> dict[str, int]:
+    """Bytes, as /proc/meminfo has them; empty where there is none."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return {"total_bytes": values.get("MemTotal", 0), "available_bytes": values.get("MemAvailable", 0)}
+
+
+def _folders() -> dict[str, Path]:
+    from ...runtime.model_store import home, models_dir, packages_dir
+
+    return {"home": home(), "models": models_dir(), "packages": packages_dir()}
+
+
+def _folder(path: Path, problems: list[str]) -> dict[str, Any]:
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK)
+    if not writable:
+        problems.append(f"{path} cannot be written; set TRIVET_HOME to a folder you can write to")
+    return {"path": str(path), "exists": path.is_dir(), "writable": writable}
+
+
+def _telemetry(problems: list[str]) -> dict[str, Any]:
+    """trivet sends nothing; onnxruntime would unless it is told not to, and huggingface_hub is used by pulls only."""
+    off = os.environ.get("ORT_DISABLE_TELEMETRY") == "1"
+    if not off:
+        problems.append("ORT_DISABLE_TELEMETRY is not 1 in this process")
+    return {"trivet": "none", "onnxruntime": "off" if off else "on", "huggingface_hub": "off"}
+
+
+def _plan(args: Namespace) -> dict[str, Any]:
+    """How memory would be used by the model that --model names, with the engine flags given."""
+    from ...runtime.config import EngineConfig
+    from ...runtime.model_loader import resolve_package
+    from ...runtime.model_store import ModelNotFoundError, catalogue, find_name, has_scheme, resolve
+
+    remote = has_scheme(args.model) or args.model in catalogue().models
+    if remote and find_name(args.model) is None:
+        raise ModelNotFoundError(f"{args.model} is not in the cache; `trivet pull {args.model}` fetches it")
+    config = EngineConfig.from_kwargs(model=args.model, **options.engine_options(args))
+    package, manifest = resolve_package(str(resolve(args.model)), config.load_config)
+    plan = config.resolve(manifest).resolved_plan
+    return {
+        "name": manifest.architecture.name,
+        "package": str(package),
+        "weights_bytes": sum(source.size_bytes for source in manifest.sources),
+        "kv_cache_bytes": plan.total_bytes,
+        "kv_cache_dtype": plan.cache_dtype,
+        "kv_cache_tokens": plan.kv_cache_size_tokens,
+        "max_model_len": plan.max_model_len,
+        "max_concurrency": round(plan.max_concurrency, 2),
+    }
+
+
+def _text(report: dict[str, Any]) -> str:
+    rows: list[tuple[str, str]] = []
+    for section, content in report.items():
+        if section == "problems":
+            continue
+        rows += _rows(section, content)
+    problems = report["problems"] or ["none"]
+    return "\n".join([table(rows), "", *(f"problem: {problem}" for problem in problems)])
+
+
+def _rows(name: str, content: Any) -> list[tuple[str, str]]:
+    """Nested facts as `section.key  value` lines."""
+    if isinstance(content, dict):
+        return [row for key, value in content.items() for row in _rows(f"{name}.{key}", value)]
+    if isinstance(content, list | tuple):
+        return [(name, " ".join(map(str, content)))]
+    if name.endswith("_bytes") and isinstance(content, int):
+        return [(name.removesuffix("_bytes"), console.format_bytes(content))]
+    return [(name, "unknown" if content is None else str(content))]

@@ -1,0 +1,112 @@
+"""A session with an OpenAI-compatible server, over the standard library's HTTP client."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Generator, Mapping, Sequence
+from http.client import HTTPException, HTTPResponse
+from typing import Any, cast
+
+from ..runtime.errors import TrivetError
+from .session import Delta, Message, Usage
+
+_CONNECT_TIMEOUT_S = 600  # a first token may take long; ^C ends the wait
+
+
+class RemoteError(TrivetError):
+    """The server could not be reached, or refused."""
+
+
+class RemoteSession:
+    """Talks to `{url}/chat/completions` and `{url}/completions`."""
+
+    has_chat_template = True  # the server knows
+
+    def __init__(self, url: str, *, api_key: str, model_name: str | None) -> None:
+        """RemoteError when no model name is given and the server's list cannot be had."""
+        self._url = url.rstrip("/")
+        parts = urllib.parse.urlsplit(self._url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000/v1")
+        self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        # A proxy of the environment cannot know our loopback.
+        handlers = [urllib.request.ProxyHandler({})] if loopback else []
+        self._opener = urllib.request.build_opener(*handlers)
+        self.model_name = model_name or self._first_model()
+
+    def chat(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Generator[Delta, None, None]:
+        yield from self._stream("/chat/completions", {"messages": list(messages)}, options)
+
+    def complete(self, prompt: str, options: Mapping[str, Any]) -> Generator[Delta, None, None]:
+        yield from self._stream("/completions", {"prompt": prompt}, options)
+
+    def close(self) -> None:
+        return
+
+    def _first_model(self) -> str:
+        with self._open("/models", None) as response:
+            try:
+                return str(json.load(response)["data"][0]["id"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise RemoteError(f"{self._url}/models lists no model; name one with --model-name") from error
+
+    def _stream(self, path: str, body: Mapping[str, Any], options: Mapping[str, Any]) -> Generator[Delta, None, None]:
+        request = {
+            "model": self.model_name,
+            **body,
+            **options,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        with self._open(path, request) as response:
+            try:
+                for line in response:
+                    if line.startswith(b"data:"):
+                        payload = line.removeprefix(b"data:").strip()
+                        if payload == b"[DONE]":
+                            return
+                        yield _parse_chunk(payload)
+            except (OSError, HTTPException) as error:
+                raise RemoteError(f"the connection to {self._url} broke: {error}") from error
+        raise RemoteError(f"{self._url} ended the answer early")
+
+    def _open(self, path: str, body: Mapping[str, Any] | None) -> HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
+        try:
+            return cast(HTTPResponse, self._opener.open(request, timeout=_CONNECT_TIMEOUT_S))
+        except urllib.error.HTTPError as error:
+            raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}") from error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise RemoteError(
+                f"no server answers at {self._url} ({reason}); start one with `trivet serve`, or give another --url"
+            ) from error
+
+
+def _parse_chunk(payload: bytes) -> Delta:
+    try:
+        chunk = json.loads(payload)
+    except ValueError as error:
+        raise RemoteError(f"the server sent something that is not JSON: {payload[:80]!r}") from error
+    if "error" in chunk:
+        raise RemoteError(f"the server failed: {chunk['error'].get('message', chunk['error'])}")
+    usage = chunk.get("usage")
+    counts = Usage(usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
+    if not chunk.get("choices"):
+        return Delta("", None, counts)
+    choice = chunk["choices"][0]
+    text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+    return Delta(text or "", choice.get("finish_reason"), counts, tuple(chunk.get("warnings") or ()))
+
+
+def _error_message(error: urllib.error.HTTPError) -> str:
+    body = error.read(65536)
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body.decode(errors="replace").strip()[:200] or str(error.reason)

@@ -1,0 +1,91 @@
+"""Reading a JSON request body: bounded, strict, and refused in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import APIError, bad_request
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The decoded body. A body that is too large gets 413: before it is read where its length is declared."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise bad_request(f"the Content-Type is {media_type or 'missing'}; application/json is expected")
+    body = await _read_bounded(request, max_bytes)
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_request(f"the body is not valid UTF-8: {error.reason} at byte {error.start}") from error
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise bad_request("the body is nested too deeply") from error
+    except ValueError as error:  # also JSONDecodeError, and integers of thousands of digits
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+
+
+def parse(model: type[Model], content: Any) -> Model:
+    """Validate a decoded body; APIError 400 names the first field at fault and how many others there are."""
+    if not isinstance(content, dict):
+        raise bad_request(f"the body must be a JSON object, got {_json_type(content)}")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise _describe(error) from error
+
+
+async def _read_bounded(request: Request, max_bytes: int) -> bytes:
+    too_large = APIError(
+        413,
+        f"the body is larger than the {max_bytes} bytes this server accepts (--max-body-bytes)",
+        headers={"Connection": "close"},
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    chunks, size = [], 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise too_large
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise bad_request("the client left before the body was complete") from error
+    return b"".join(chunks)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number; a finite number is expected")
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _describe(error: ValidationError) -> APIError:
+    """One line for a client out of pydantic's list of errors."""
+    details = error.errors(include_url=False, include_context=False)
+    unknown = [".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"]
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        return bad_request(f"unknown field {names}: this server has no such field; leave it out", unknown[0])
+    first = details[0]
+    param = ".".join(str(part) for part in first["loc"]) or None
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return bad_request(f"field {param!r} is missing", param)
+    if param is None:
+        return bad_request(message)
+    shown = repr(first["input"])
+    got = f", got {shown[:80]}{'…' if len(shown) > 80 else ''}"
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return bad_request(f"{param}: {message[0].lower()}{message[1:]}{got}{more}", param.partition(".")[0])

@@ -1,0 +1,1 @@
+"""The OpenAI wire format: request schemas, response shapes, and the handlers of the generating routes."""

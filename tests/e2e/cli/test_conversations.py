@@ -1,0 +1,246 @@
+"""run, chat and complete: in this process and against servers; ^C at every stage."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GREEDY = ("--temperature", 0, "--max-tokens", 12, "--ignore-eos")
+
+
+# --- run ----------------------------------------------------------------------------------------------------------
+def test_run_streams_the_answer_of_the_python_api(cli: Any, llama: Path) -> None:
+    from trivet import LLM, SamplingParams
+
+    result = cli("run", "Hello there", "-m", llama, *GREEDY)
+    assert result.status == 0, result.err
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(llama)) as llm:
+        expected = llm.chat([{"role": "user", "content": "Hello there"}], params)[0].outputs[0].text
+        raw = llm.generate("Hello there", params)[0].outputs[0].text
+    assert result.out.rstrip("\n") == expected.rstrip("\n")
+    assert cli("run", "Hello there", "-m", llama, "--raw", *GREEDY).out.rstrip("\n") == raw.rstrip("\n")
+    assert raw != expected
+
+
+def test_run_reads_a_pipe(cli: Any, llama: Path) -> None:
+    piped = cli("run", "-m", llama, *GREEDY, stdin="Hello there")
+    assert piped.out == cli("run", "Hello there", "-m", llama, *GREEDY).out
+    both = cli("run", "Say", "-m", llama, *GREEDY, "--json", stdin="this").json()
+    assert both["text"] == cli("run", "Say\n\nthis", "-m", llama, *GREEDY, "--json").json()["text"]
+
+
+def test_run_json(cli: Any, llama: Path) -> None:
+    answer = cli("run", "Hello", "-m", llama, *GREEDY, "--json").json()
+    assert set(answer) == {"model", "text", "finish_reason", "usage"} and answer["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["total_tokens"] == 12 + answer["usage"]["prompt_tokens"]
+
+
+def test_run_system_and_seed(cli: Any, llama: Path) -> None:
+    plain = cli("run", "Hello", "-m", llama, *GREEDY, "--json").json()
+    system = cli("run", "Hello", "-m", llama, *GREEDY, "--json", "--system", "Be brief").json()
+    assert system["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    first, second = (cli("run", "Hello", "-m", llama, "--max-tokens", 12, "--seed", 7).out for _ in range(2))
+    assert first == second
+
+
+def test_run_without_a_chat_template(cli: Any, base_model: Path) -> None:
+    result = cli("run", "Hello", "-m", base_model, *GREEDY)
+    assert result.status == 0 and "has no chat template: the prompt is continued as it is" in result.err
+    assert result.out == cli("run", "Hello", "-m", base_model, "--raw", *GREEDY).out
+    result = cli("run", "Hello", "-m", base_model, "--system", "x")
+    assert result.status == 2 and "--system needs a chat template" in result.err
+
+
+def test_run_refuses_bad_input(cli: Any, llama: Path) -> None:
+    result = cli("run", "x " * 3000, "-m", llama)
+    assert result.status == 2 and "max_model_len" in result.err.splitlines()[-1]
+    assert result.err.count("trivet: error: ") == 1
+    process = cli.start("run", "-m", llama, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.buffer.write(b"\xff\xfe")
+    _, err = process.communicate()
+    assert process.returncode == 2 and "stdin is not valid UTF-8" in err
+
+
+# --- ^C -----------------------------------------------------------------------------------------------------------
+def interrupt(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    return err
+
+
+@pytest.mark.parametrize("seconds", [0.15, 0.4, 0.8, 1.2])
+def test_interrupt_while_loading(cli: Any, smollm2_path: Path, tmp_path: Path, seconds: float) -> None:
+    """An own cache: start, export and load, wherever the signal falls."""
+    environment = {**cli.environment, "TRIVET_HOME": str(tmp_path)}
+    process = cli.start("run", "x", "-m", smollm2_path, "--ignore-eos", env=environment)
+    time.sleep(seconds)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    # a signal before Python has its handlers ends the process at once
+    assert process.returncode in (130, -signal.SIGINT) and (seconds < 0.2 or "Traceback" not in err), err
+    assert not [
+        path
+        for path in tmp_path.glob("packages/*")
+        if not path.name.startswith(".") and not list(path.glob("trivet.json"))
+    ]
+
+
+def test_interrupt_during_prefill(cli: Any, smollm2_path: Path) -> None:
+    cli("export", smollm2_path)
+    process = cli.start("run", "word " * 7000, "-m", smollm2_path)
+    time.sleep(2.0)
+    started = time.monotonic()
+    interrupt(process)
+    assert time.monotonic() - started < 10
+
+
+def test_interrupt_during_decode(cli: Any, smollm2_path: Path) -> None:
+    process = cli.start("run", "Count to a thousand.", "-m", smollm2_path, "--ignore-eos")
+    assert process.stdout is not None
+    assert process.stdout.read(5)
+    interrupt(process)
+
+
+# --- chat ---------------------------------------------------------------------------------------------------------
+def spawn(cli: Any, *arguments: Any, **environment: str) -> Any:
+    pexpect = pytest.importorskip("pexpect", reason="pexpect stands for a terminal")
+    words = ["-m", "trivet", *map(str, arguments)]
+    env = cli.environment | {"NO_COLOR": "1", "TERM": "dumb"} | environment
+    return pexpect.spawn(sys.executable, words, env=env, encoding="utf-8", timeout=30, echo=False)
+
+
+def test_chat_on_a_terminal(cli: Any, llama: Path) -> None:
+    child = spawn(cli, "chat", "-m", llama, *GREEDY, "--stats")
+    child.expect_exact("> ")
+    child.sendline("Hello")
+    child.expect(r"\[TTFT \d+ ms, [\d.]+ tokens/s, 12 tokens\]")
+    child.expect_exact("> ")
+    child.sendeof()
+    child.wait()
+    assert child.exitstatus == 0
+
+
+def test_interrupt_stops_an_answer_then_the_chat(cli: Any, smollm2_path: Path) -> None:
+    child = spawn(cli, "chat", "-m", smollm2_path, "--ignore-eos")
+    child.expect_exact("> ")
+    child.sendline("Count to a thousand.")
+    child.expect(r"\w+")
+    child.sendintr()
+    child.expect_exact("(stopped; the question is forgotten)")
+    child.expect_exact("> ")
+    child.sendintr()
+    child.wait()
+    assert child.exitstatus == 0
+
+
+def test_chat_keeps_the_history(cli: Any, llama: Path) -> None:
+    piped = cli("chat", "-m", llama, *GREEDY, stdin="Hello\nAgain\n")
+    assert piped.status == 0, piped.err
+    alone = cli("chat", "-m", llama, *GREEDY, stdin="Again\n")
+    assert piped.out.startswith(cli("chat", "-m", llama, *GREEDY, "-q", "Hello").out)
+    assert not piped.out.endswith(alone.out)
+
+
+def test_chat_without_a_template(cli: Any, base_model: Path) -> None:
+    result = cli("chat", "-m", base_model, "-q", "x")
+    assert result.status == 2 and "use `trivet complete`" in result.err
+
+
+def test_chat_goes_on_after_a_question_that_is_too_long(cli: Any, llama: Path) -> None:
+    result = cli("chat", "-m", llama, *GREEDY, stdin="x " * 3000 + "\nHello\n")
+    assert result.status == 0 and "max_model_len" in result.err
+    assert result.out == cli("chat", "-m", llama, *GREEDY, stdin="Hello\n").out
+
+
+def test_complete(cli: Any, llama: Path) -> None:
+    raw = cli("run", "Hello", "-m", llama, "--raw", *GREEDY).out
+    assert cli("complete", "Hello", "-m", llama, *GREEDY).out == raw
+    assert cli("complete", "-m", llama, *GREEDY, stdin="Hello\nHello\n").out == raw * 2
+
+
+# --- against servers ----------------------------------------------------------------------------------------------
+class FakeServer(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server of somebody else; remembers bodies and keys."""
+
+    seen: list[tuple[str, dict[str, Any], str | None]]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body, self.headers.get("Authorization")))
+        self.send_response(200)
+        self.end_headers()
+        text = {"text": "4"} if self.path.endswith("/v1/completions") else {"delta": {"content": "4"}}
+        events: list[dict[str, Any]] = [{"choices": [{"index": 0, **text, "finish_reason": None}]} for _ in range(2)]
+        events.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+        for event in events:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+@pytest.fixture
+def other_server() -> Iterator[tuple[str, list[Any]]]:
+    handler = type("Handler", (FakeServer,), {"seen": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", handler.seen  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+
+
+def test_chat_with_another_server(cli: Any, other_server: tuple[str, list[Any]]) -> None:
+    url, seen = other_server
+    result = cli("chat", "--url", url, "--system-prompt", "Be brief", "--top-k", 3, "--stats", stdin="2+2?\nSure?\n",
+                 OPENAI_API_KEY="")  # fmt: skip
+    assert (
+        result.status == 0 and result.out == "44\n44\n" and "Using model: first" in result.err and "TTFT" in result.err
+    )
+    path, body, authorization = seen[1]
+    assert path == "/v1/chat/completions" and authorization == "Bearer EMPTY" and body["model"] == "first"
+    assert body["top_k"] == 3 and body["stream"] is True
+    assert [m["content"] for m in body["messages"]] == ["Be brief", "2+2?", "44", "Sure?"]
+    cli("chat", "--url", url, "-q", "x", "--model-name", "second", OPENAI_API_KEY="from-environment")
+    assert seen[2][1]["model"] == "second" and seen[2][2] == "Bearer from-environment"
+    cli("chat", "--url", url, "-q", "x", "--api-key", "given", OPENAI_API_KEY="from-environment")
+    assert seen[3][2] == "Bearer given"
+
+
+def test_complete_with_another_server(cli: Any, other_server: tuple[str, list[Any]]) -> None:
+    url, seen = other_server
+    assert cli("complete", "--url", url, "1+1=", "--max-tokens", 3, "--seed", 5).out == "44\n"
+    assert seen[0][0] == "/v1/completions"
+    assert (seen[0][1]["prompt"], seen[0][1]["max_tokens"], seen[0][1]["seed"]) == ("1+1=", 3, 5)
+
+
+def test_chat_with_our_server(cli: Any, llama: Path) -> None:
+    with cli.serving(llama, "--api-key", "secret", "--served-model-name", "mine") as (url, _):
+        result = cli("chat", "--url", f"{url}/v1", "--api-key", "secret", *GREEDY, stdin="Hello\nAgain\n")
+        assert result.status == 0 and "Using model: mine" in result.err
+        assert result.out == cli("chat", "-m", llama, *GREEDY, stdin="Hello\nAgain\n").out
+        refused = cli("chat", "--url", f"{url}/v1", "-q", "x", OPENAI_API_KEY="")
+        assert refused.status == 1 and "answered 401" in refused.err
+        completed = cli("complete", "--url", f"{url}/v1", "--api-key", "secret", "Hello", *GREEDY)
+        assert completed.out == cli("complete", "Hello", "-m", llama, *GREEDY).out

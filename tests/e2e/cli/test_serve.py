@@ -1,0 +1,138 @@
+"""`trivet serve` with the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello there"}]
+GREEDY: Any = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+
+
+def test_server_python_and_command_line_agree(cli: Any, llama: Path) -> None:
+    from trivet import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(str(llama)) as llm:
+        expected = llm.chat(HELLO, params)[0].outputs[0].text
+        raw = llm.generate("Hello there", params)[0].outputs[0].text
+    with cli.serving(llama) as (url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="EMPTY")
+        name = client.models.list().data[0].id
+        answer = client.chat.completions.create(model=name, messages=HELLO, **GREEDY)
+        assert answer.choices[0].message.content == expected and answer.choices[0].finish_reason == "length"
+        stream = client.chat.completions.create(
+            model=name, messages=HELLO, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+        chunks = list(stream)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected
+        assert chunks[-1].usage == answer.usage
+        completed = client.completions.create(model=name, prompt=["Hello there"] * 3, **GREEDY)
+        assert [choice.text for choice in completed.choices] == [raw] * 3
+        logprobs = client.completions.create(model=name, prompt="Hello there", logprobs=2, echo=True, **GREEDY)
+        entries = logprobs.choices[0].logprobs
+        assert entries is not None and entries.token_logprobs is not None and entries.token_logprobs[0] is None
+        assert logprobs.choices[0].text == "Hello there" + raw
+        assert all(value is not None and value <= 0 for value in entries.token_logprobs[1:])
+    assert cli("run", "Hello there", "-m", llama, "--temperature", 0, "--max-tokens", 12, "--ignore-eos").out.rstrip(
+        "\n"
+    ) == expected.rstrip("\n")
+
+
+def test_many_streams_half_of_which_leave(cli: Any, smollm2_path: Path) -> None:
+    """Those that stay get the tokens they would get alone; the others' requests end and health stays quick."""
+
+    async def ask(client: httpx.AsyncClient, url: str, index: int, num_lines: int | None) -> str:
+        body = {"prompt": f"Story {index % 4}:", "max_tokens": 24, "temperature": 0, "stream": True, "ignore_eos": True}
+        text = ""
+        async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+            async for count, line in _enumerate(response.aiter_lines()):
+                if count == num_lines:
+                    return ""
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+        return text
+
+    async def run(url: str) -> tuple[list[str], list[str], float]:
+        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=120) as client:
+            alone = [await ask(client, url, index, None) for index in range(4)]
+            tasks = [asyncio.create_task(ask(client, url, i, 4 if i % 2 else None)) for i in range(64)]
+            await asyncio.sleep(0.5)
+            started = time.monotonic()
+            assert (await client.get(f"{url}/health")).status_code == 200
+            latency = time.monotonic() - started
+            return alone, await asyncio.gather(*tasks), latency
+
+    with cli.serving(smollm2_path, "--enable-server-load-tracking", "--max-model-len", 512) as (url, process):
+        alone, together, latency = asyncio.run(run(url))
+        assert [text for i, text in enumerate(together) if i % 2 == 0] == [alone[i % 4] for i in range(0, 64, 2)]
+        assert latency < 3
+        deadline = time.monotonic() + 5
+        while httpx.get(f"{url}/load").json() != {"server_load": 0}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+async def _enumerate(lines: Any) -> Any:
+    count = 0
+    async for line in lines:
+        yield count, line
+        count += 1
+
+
+def test_sigterm_completes_the_answers_in_progress(cli: Any, llama: Path) -> None:
+    with cli.serving(llama) as (url, process):
+        body: dict[str, Any] = {"prompt": "Hello", "max_tokens": 200, "stream": True, "ignore_eos": True}
+        body["stream_options"] = {"include_usage": True}
+        usages: list[dict[str, int]] = []
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    if not usages:
+                        process.send_signal(signal.SIGTERM)
+                    usages.append(json.loads(line[6:])["usage"])
+        assert usages[-1]["completion_tokens"] == 200
+        assert process.wait(20) == 0
+
+
+def test_port_in_use_is_said_before_the_model_loads(cli: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = cli("serve", "no-such-model", "--port", port)
+    assert result.status == 1 and result.err.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in result.err
+
+
+def test_unknown_model_frees_the_port(cli: Any) -> None:
+    result = cli("serve", "no-such-model", "--port", 0)
+    assert result.status == 3 and "no model 'no-such-model'" in result.err and result.err.count("\n") == 1
+
+
+def test_interrupt_while_the_server_loads(cli: Any, smollm2_path: Path, tmp_path: Path) -> None:
+    environment = {**cli.environment, "TRIVET_HOME": str(tmp_path)}
+    process = cli.start("serve", smollm2_path, "--port", 0, env=environment)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (0, 130) and "Traceback" not in err
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}])
+def test_key_from_the_environment(cli: Any, llama: Path, header: dict[str, str]) -> None:
+    with cli.serving(llama, TRIVET_API_KEY="secret") as (url, _):
+        assert httpx.get(f"{url}/v1/models", headers=header).status_code == 401
+        assert httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200

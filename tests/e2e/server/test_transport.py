@@ -1,0 +1,318 @@
+"""HTTP itself: bodies, streams, disconnects, keys, health, signals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_engine import REPLY, FakeEngine
+from trivet.app.server.config import ServerConfig
+from trivet.app.server.launcher import AddressError, bind
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+CLIENT = httpx.Client(timeout=30)  # one: making a client costs a tenth of a second
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def request_head(path: str, length: int) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}", "", "")
+    return "\r\n".join(lines).encode()
+
+
+def message(response: httpx.Response) -> str:
+    return str(response.json()["error"]["message"])
+
+
+# --- bodies -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"messages": "\xff"}', "not valid UTF-8"),
+        (b'{"messages": ', "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b"[]", "must be a JSON object, got an array"),
+        (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_bad_bodies(server: Any, content: bytes, says: str) -> None:
+    response = CLIENT.post(server.url + COMPLETION_PATH, content=content, headers=JSON)
+    assert response.status_code == 400 and says in message(response)
+    assert CLIENT.post(server.url + COMPLETION_PATH, json={"prompt": "a"}).status_code == 200
+
+
+def test_content_type_must_be_json(server: Any) -> None:
+    response = CLIENT.post(server.url + CHAT_PATH, content=json.dumps(HELLO), headers={"Content-Type": "text/plain"})
+    assert response.status_code == 400 and "application/json is expected" in message(response)
+
+
+def test_large_declared_body_is_refused_unread(server: Any) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(request_head(CHAT_PATH, 100 * 2**20) + b"{")
+        connection.settimeout(3)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"--max-body-bytes" in answer
+
+
+def test_large_body_is_refused(start_server: Callable[..., Any]) -> None:
+    server = start_server(max_body_bytes=1000)
+
+    def pieces() -> Any:
+        for _ in range(100):
+            yield b"x" * 100
+
+    response = CLIENT.post(server.url + CHAT_PATH, content=pieces(), headers=JSON)
+    assert response.status_code == 413 and "1000 bytes" in message(response)
+
+
+def test_hundred_megabytes(server: Any) -> None:
+    try:
+        response = CLIENT.post(server.url + CHAT_PATH, content=b" " * (100 * 2**20), headers=JSON, timeout=20)
+        assert response.status_code == 413
+    except (httpx.WriteError, httpx.ReadError):
+        pass  # the server closed while the client was still sending: it did not read on
+    assert CLIENT.post(server.url + CHAT_PATH, json=HELLO).status_code == 200
+
+
+def test_too_many_headers(server: Any) -> None:
+    response = CLIENT.get(server.url + "/health", headers={f"x-{i}": "1" for i in range(300)})
+    assert response.status_code == 431
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT_PATH, 405), ("GET", "/nothing", 404)])
+def test_routing_errors_have_the_error_body(server: Any, method: str, path: str, status: int) -> None:
+    response = CLIENT.request(method, server.url + path)
+    assert response.status_code == status and response.json()["error"]["code"] == status
+
+
+# --- discovery ----------------------------------------------------------------------------------------------------
+def test_health_version_ping_load(server: Any) -> None:
+    from trivet import __version__
+
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        response = CLIENT.request(method, server.url + path)
+        assert (response.status_code, response.content) == (200, b"")
+    assert CLIENT.get(server.url + "/version").json() == {"version": __version__}
+    assert CLIENT.get(server.url + "/load").json() == {"server_load": 0}
+    server.engine.dead = True
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        assert CLIENT.request(method, server.url + path).status_code == 503
+    response = CLIENT.post(server.url + CHAT_PATH, json=HELLO)
+    assert response.status_code == 503 and "killed by the test" in message(response)
+
+
+def test_load_counts_when_asked_to(start_server: Callable[..., Any]) -> None:
+    server = start_server(FakeEngine(delay_s=0.05), enable_server_load_tracking=True)
+    with CLIENT.stream("POST", server.url + CHAT_PATH, json={**HELLO, "stream": True}):
+        assert CLIENT.get(server.url + "/load").json() == {"server_load": 1}
+    wait_until(lambda: CLIENT.get(server.url + "/load").json() == {"server_load": 0})
+
+
+def test_keys_guard_v1_only(start_server: Callable[..., Any]) -> None:
+    server = start_server(api_keys=("secret",))
+    assert CLIENT.get(server.url + "/health").status_code == 200
+    for headers in ({}, {"Authorization": "secret"}, {"Authorization": "Bearer Secret"}, {"Authorization": "Bearer é"}):
+        raw = {key.encode(): value.encode() for key, value in headers.items()}
+        response = CLIENT.post(server.url + CHAT_PATH, json=HELLO, headers=raw)
+        assert response.status_code == 401 and response.json()["error"]["type"] == "AuthenticationError"
+    headers = {"Authorization": "Bearer secret"}
+    assert CLIENT.post(server.url + CHAT_PATH, json=HELLO, headers=headers).status_code == 200
+
+
+def test_request_id_headers(start_server: Callable[..., Any]) -> None:
+    server = start_server(enable_request_id_headers=True)
+    assert CLIENT.get(server.url + "/health", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+    assert len(CLIENT.get(server.url + "/health").headers["x-request-id"]) == 32
+
+
+def test_cors_only_when_asked_for(server: Any, start_server: Callable[..., Any]) -> None:
+    headers = {"Origin": "http://page.test"}
+    assert "access-control-allow-origin" not in CLIENT.get(server.url + "/health", headers=headers).headers
+    open_server = start_server(allowed_origins=("*",))
+    assert CLIENT.get(open_server.url + "/health", headers=headers).headers["access-control-allow-origin"] == "*"
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+def test_raw_stream(server: Any) -> None:
+    with CLIENT.stream("POST", server.url + CHAT_PATH, json={**HELLO, "stream": True}) as response:
+        raw = b"".join(response.iter_raw())
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache" and response.headers["x-accel-buffering"] == "no"
+    events = raw.decode().split("\n\n")
+    assert events[-1] == "" and events[-2] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == REPLY
+    assert all(set(chunk) == {"id", "object", "created", "model", "choices"} for chunk in chunks)
+
+
+def test_events_arrive_one_by_one(start_server: Callable[..., Any]) -> None:
+    server = start_server(FakeEngine(delay_s=0.05))
+    times = []
+    with CLIENT.stream("POST", server.url + COMPLETION_PATH, json={"prompt": "a", "stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                times.append(time.monotonic())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert sum(gap > 0.02 for gap in gaps) >= len(gaps) - 2  # not in one batch at the end
+
+
+def test_no_delay_on_accepted_sockets(start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    seen = []
+    original = H11Protocol.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        original(self, transport)
+        connection = transport.get_extra_info("socket")
+        seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(H11Protocol, "connection_made", connection_made)
+    CLIENT.get(start_server().url + "/health")
+    assert seen and all(seen)
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, COMPLETION_PATH])
+@pytest.mark.parametrize("stream", [True, False])
+def test_disconnect_aborts(start_server: Callable[..., Any], path: str, stream: bool) -> None:
+    server = start_server(FakeEngine(delay_s=1.0))
+    body = {**(HELLO if path == CHAT_PATH else {"prompt": ["a", "b"]}), "stream": stream}
+    data = json.dumps(body).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(request_head(path, len(data)) + data)
+        wait_until(lambda: bool(server.engine.running))
+        count = len(server.engine.running)
+        if stream:
+            connection.settimeout(5)
+            connection.recv(100)
+    wait_until(lambda: not server.engine.running, seconds=0.8)  # before the next token
+    assert len(server.engine.aborted) == count
+
+
+def test_half_of_many_streams_leave(start_server: Callable[..., Any]) -> None:
+    import asyncio
+
+    server = start_server(FakeEngine(delay_s=0.01))
+
+    async def ask(client: httpx.AsyncClient, leaves: bool) -> str:
+        text = ""
+        async with client.stream("POST", server.url + CHAT_PATH, json={**HELLO, "stream": True}) as response:
+            async for line in response.aiter_lines():
+                if leaves and text:
+                    return ""
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+        return text
+
+    async def run() -> tuple[list[str], float]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(limits=limits, timeout=30) as client:
+            tasks = [asyncio.create_task(ask(client, leaves=i % 2 == 0)) for i in range(64)]
+            await asyncio.sleep(0.05)
+            started = time.monotonic()
+            assert (await client.get(server.url + "/health")).status_code == 200
+            latency = time.monotonic() - started
+            return await asyncio.gather(*tasks), latency
+
+    texts, latency = asyncio.run(run())
+    assert texts == ["", REPLY] * 32 and latency < 2
+    wait_until(lambda: not server.engine.running)
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------
+def config(**settings: Any) -> ServerConfig:
+    return ServerConfig(served_model_names=("fake",), model_path="fake", **settings)
+
+
+def test_port_in_use() -> None:
+    with bind(config(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressError, match=f"port {port}: Address already in use; choose another"):
+            bind(config(port=port))
+
+
+def test_unknown_host() -> None:
+    with pytest.raises(AddressError, match=r"cannot listen on 203\.0\.113\.1"):
+        bind(config(host="203.0.113.1", port=0))
+
+
+def test_unix_socket(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "trivet.sock"
+    start_server(uds=str(path))
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        assert client.post("http://x" + CHAT_PATH, json=HELLO).status_code == 200
+    with pytest.raises(AddressError, match="in use"):
+        bind(config(uds=str(path)))
+
+
+def test_https(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"]
+    try:
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed: it makes the certificate of this test")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    server = start_server(ssl_keyfile=key, ssl_certfile=certificate)
+    assert server.url.startswith("https://")
+    context = ssl.create_default_context(cafile=certificate)
+    assert httpx.post(server.url + CHAT_PATH, json=HELLO, verify=context).status_code == 200
+
+
+# --- signals ------------------------------------------------------------------------------------------------------
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+from fake_engine import FakeEngine
+from trivet.app.server.config import ServerConfig
+from trivet.app.server.launcher import bind, describe_address, serve
+config = ServerConfig(port=0, served_model_names=("fake",), model_path="fake")
+listener = bind(config)
+address = describe_address(config, listener)
+serve(FakeEngine(delay_s=0.05), config, listener, on_ready=lambda: print(address, flush=True))
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [2, 15])
+def test_a_signal_drains_and_exits_0(number: int) -> None:
+    script = SCRIPT.format(folder=str(Path(__file__).parent))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    text = ""
+    with CLIENT.stream("POST", url + COMPLETION_PATH, json={"prompt": "a", "stream": True}) as response:
+        for count, line in enumerate(response.iter_lines()):
+            if count == 2:
+                process.send_signal(number)
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+    assert text == REPLY
+    out, err = process.communicate(timeout=10)
+    assert out == "ended\n" and process.returncode == 0, err
+    assert "Traceback" not in err

@@ -1,0 +1,98 @@
+"""Pieces of the command line that need no process."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from trivet.app.cli import console
+from trivet.app.cli.config_file import expand
+from trivet.app.cli.entry import COMMANDS
+from trivet.app.cli.errors import UsageError
+from trivet.app.cli.listing import table
+from trivet.app.cli.parser import ArgumentParser
+from trivet.app.remote import RemoteError, _parse_chunk
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bytes() -> None:
+    assert [console.format_bytes(n) for n in (0, 999, 1000, 98_362_432, 4_300_000_000)] == [
+        "0 B", "999 B", "1.0 kB", "98.4 MB", "4.3 GB",
+    ]  # fmt: skip
+
+
+def test_progress_on_a_terminal_rewrites_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "100")
+    bar = console.ProgressBar()
+    for done in (0, 50, 100):
+        bar("downloading x", done, 100)
+    bar.close()
+    bar.close()
+    lines = screen.getvalue().split("\r")[1:]
+    assert len(lines) == 3 and [line.split("%")[0][-3:] for line in lines] == ["  0", " 50", "100"]
+    assert "[############------------]" in lines[1] and screen.getvalue().count("\n") == 1
+    assert max(map(len, lines)) <= 101
+
+
+def test_progress_elsewhere_is_one_line_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    bar = console.ProgressBar()
+    for done in range(5):
+        bar("downloading x", done, 2_000_000)
+    bar("downloading y", 0, None)
+    bar.close()
+    assert log.getvalue() == "downloading x (2.0 MB)\ndownloading y\n"
+
+
+def test_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with pytest.raises(ValueError, match="closed"):
+        stream.isatty()
+    monkeypatch.setattr(console, "uses_colour", lambda: False)
+    console.error("x")
+
+
+def test_config_file_keeps_positionals_apart(tmp_path: Path) -> None:
+    parser = ArgumentParser(prog="trivet x")
+    parser.add_argument("prompt")
+    parser.add_argument("--config")
+    parser.add_argument("--names", nargs="+")
+    parser.add_argument("--stop", action="append")
+    parser.add_argument("--quiet", action="store_true")
+    file = tmp_path / "c.yaml"
+    file.write_text("names: [a, b]\nstop: [s, t]\nquiet: false\n")
+    args = parser.parse_strictly(expand(["hello", "--config", str(file), "--stop=u"], parser))
+    assert (args.prompt, args.names, args.stop, args.quiet) == ("hello", ["a", "b"], ["s", "t", "u"], False)
+    with pytest.raises(UsageError, match="2 times"):
+        expand(["--config", str(file), "--config", str(file)], parser)
+
+
+def test_table() -> None:
+    assert table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
+
+
+def test_every_command_is_described_by_its_module() -> None:
+    from importlib import import_module
+
+    for name in COMMANDS:
+        module = import_module(f"trivet.app.cli.{name}")
+        assert module.DESCRIPTION and callable(module.run) and callable(module.add_arguments)
+
+
+def test_remote_chunks() -> None:
+    assert _parse_chunk(b'{"choices": [{"text": "a", "finish_reason": "stop"}]}').finish_reason == "stop"
+    with pytest.raises(RemoteError, match="not JSON"):
+        _parse_chunk(b"<html>")
+    with pytest.raises(RemoteError, match="broken"):
+        _parse_chunk(b'{"error": {"message": "broken"}}')
