@@ -16,7 +16,7 @@ class UnsupportedDeviceError(BackendError, ValueError):
 
 
 class SessionCreateError(BackendError):
-    """onnxruntime refused the model: a damaged package, a missing checkpoint file, an op that rejects its attributes."""
+    """The model does not load: a damaged package, a missing checkpoint file, attributes that an op rejects."""
 
 
 class InvalidInputError(BackendError, ValueError):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import onnxruntime
     from numpy.typing import NDArray
 
+    from .cuda.device import CudaDevice
+    from .cuda.session import CudaSteps
+
 __all__ = ["ModelSession", "describe_cpu"]
 
 _ACTIVATION_DTYPES = ("auto", "int8", "float32")
@@ -50,26 +53,48 @@ class ModelSession:
     ) -> None:
         """Load `package_dir`'s graph; weights are mapped from the files in `manifest.source_dir`.
 
-        num_threads: None = the physical cores that this process may use. activation_dtype: "auto" is "int8".
+        device: "cpu", "cuda" or "cuda:N". num_threads: None = the physical cores that this process may use; it and
+        cpu_tier are for the CPU only. activation_dtype: "auto" is "int8".
         extra_outputs: names of inner tensors that run() returns as well (`layers.3.residual`).
         Raises BackendError subclasses.
         """
-        if device != "cpu":
-            raise UnsupportedDeviceError(f"device {device!r}: this trivet has one back end, 'cpu'")
         if activation_dtype not in _ACTIVATION_DTYPES:
             raise InvalidInputError(f"activation_dtype {activation_dtype!r}: expected one of {_ACTIVATION_DTYPES}")
         if num_threads is not None and num_threads < 1:
             raise InvalidInputError(f"num_threads {num_threads}: expected 1 or more, or None")
         self._manifest = manifest
-        self.tier = select_tier(cpu_tier)
-        self.num_threads = num_threads if num_threads is not None else int(probe_cpu()["num_threads"])
+        self._cuda_device: CudaDevice | None = None
+        self._cuda: CudaSteps | None = None
+        if device == "cpu":
+            self.tier = select_tier(cpu_tier)
+            self.num_threads = num_threads if num_threads is not None else int(probe_cpu()["num_threads"])
+        else:
+            self._open_cuda(device, num_threads, cpu_tier)
         self._extra_outputs = tuple(extra_outputs)
         model = _graph_bytes(package_dir / GRAPH_NAME, self._extra_outputs)
         self._session = self._create(model, "int8" if activation_dtype == "auto" else activation_dtype)
         self._binding: Any = self._session.io_binding()
+        if self._cuda_device is not None:
+            from .cuda.session import CudaSteps
+
+            self._cuda = CudaSteps(self._cuda_device, self._session)
         self._output_names = {output.name for output in self._session.get_outputs()}
         self._checks = _input_checks([i.name for i in self._session.get_inputs()])
         self._kv_values: tuple[Any, Any] | None = None
+
+    def _open_cuda(self, device: str, num_threads: int | None, cpu_tier: str | None) -> None:
+        from .cuda.device import CudaDevice, parse_device
+
+        ordinal = parse_device(device)
+        for name, value in (("num_threads", num_threads), ("cpu_tier", cpu_tier)):
+            if value is not None:
+                raise InvalidInputError(f"{name} {value!r}: applies to device 'cpu' only, the device is {device!r}")
+        try:
+            self._cuda_device = CudaDevice(ordinal)
+        except UnsupportedDeviceError as error:
+            raise UnsupportedDeviceError(f"device {device!r}: {error}") from error
+        self.tier = f"cuda:{ordinal}"
+        self.num_threads = 1  # the host only enqueues
 
     def _create(self, model: bytes, activation_dtype: str) -> onnxruntime.InferenceSession:
         import onnxruntime as ort
@@ -82,8 +107,16 @@ class ModelSession:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_mem_pattern = False  # plans are kept per input shape, and every step has another shape
         options.log_severity_level = 4  # errors reach the caller as exceptions
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", self._manifest.source_dir
+        )
+        if self._cuda_device is not None:
+            from .cuda.session import configure
+
+            with _translated(SessionCreateError, f"cannot load the model on {self.tier}"):
+                configure(self._cuda_device, options, activation_dtype)
+                return ort.InferenceSession(model, options)
         entries = {
-            "session.model_external_initializers_file_folder_path": self._manifest.source_dir,
             SESSION_NUM_THREADS: str(self.num_threads),
             SESSION_ACTIVATION_DTYPE: activation_dtype,
             SESSION_CPU_TIER: self.tier,
@@ -102,7 +135,7 @@ class ModelSession:
         import numpy as np
         import onnxruntime as ort
 
-        if self._kv_values is not None:
+        if self._kv_values is not None or (self._cuda is not None and self._cuda.has_kv_cache):
             raise BackendError("allocate_kv_cache: this session has a KV cache already")
         if dtype not in KV_DTYPES:
             raise InvalidInputError(f"KV cache dtype {dtype!r}: expected one of {tuple(KV_DTYPES)}")
@@ -110,6 +143,10 @@ class ModelSession:
             raise InvalidInputError(f"num_blocks {num_blocks}, block_size {block_size}: expected 1 or more")
         code, element_bytes = KV_DTYPES[dtype]
         block_bytes = block_size * self._manifest.kv_elements_per_token * element_bytes
+        layout_array = np.array([code, block_size], np.int32)
+        if self._cuda is not None:
+            self._cuda.allocate_kv_cache(num_blocks, block_bytes, layout_array)
+            return num_blocks * block_bytes
         try:
             cache_memory = np.zeros((num_blocks, block_bytes), np.uint8)  # calloc: untouched pages cost nothing
         except MemoryError as error:
@@ -117,7 +154,7 @@ class ModelSession:
         value = ort.OrtValue.ortvalue_from_numpy(cache_memory)  # wraps the array's memory
         if value.data_ptr() != cache_memory.ctypes.data:
             raise BackendError("onnxruntime copied the KV cache instead of wrapping it: unsupported version")
-        layout = ort.OrtValue.ortvalue_from_numpy(np.array([code, block_size], np.int32))
+        layout = ort.OrtValue.ortvalue_from_numpy(layout_array)
         self._kv_values = (value, layout)
         for name, bound in zip(_KV_INPUTS, self._kv_values, strict=True):
             self._binding.bind_ortvalue_input(name, bound)
@@ -125,10 +162,17 @@ class ModelSession:
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Run one step: all graph inputs but the KV cache's, C-contiguous; returns `outputs` and the extra outputs."""
-        if self._kv_values is None:
+        if self._kv_values is None and (self._cuda is None or not self._cuda.has_kv_cache):
             raise BackendError("run: call allocate_kv_cache first, and not after close")
         self._check_inputs(inputs)
         names = (*outputs, *self._extra_outputs)
+        for name in names:
+            if name not in self._output_names or name == _KV_OUTPUT:
+                raise InvalidInputError(f"output {name!r}: the graph has {sorted(self._output_names - {_KV_OUTPUT})}")
+        if self._cuda is not None:
+            with _translated(KernelError, "step failed"):
+                return self._cuda.run(inputs, names)
+        assert self._kv_values is not None
         binding = self._binding._iobinding  # without the wrapper's per-call checks
         for name in self._checks:
             binding.bind_input(name, inputs[name])
@@ -137,8 +181,6 @@ class ModelSession:
         binding.bind_ortvalue_output(_KV_OUTPUT, self._kv_values[0]._ortvalue)
         device = _cpu_device()
         for name in names:
-            if name not in self._output_names or name == _KV_OUTPUT:
-                raise InvalidInputError(f"output {name!r}: the graph has {sorted(self._output_names - {_KV_OUTPUT})}")
             binding.bind_output(name, device)
         with _translated(KernelError, "step failed"):
             self._session._sess.run_with_iobinding(binding, None)
@@ -165,7 +207,9 @@ class ModelSession:
         for symbol in ("R", "S"):
             count = sizes.get(symbol)
             if count is not None and sizes.get(f"{symbol}+1", count + 1) != count + 1:
-                raise InvalidInputError(f"inputs of extent {symbol}+1 = {sizes[f'{symbol}+1']} while {symbol} = {count}")
+                raise InvalidInputError(
+                    f"inputs of extent {symbol}+1 = {sizes[f'{symbol}+1']} while {symbol} = {count}"
+                )
         unknown = inputs.keys() - GRAPH_INPUTS.keys()
         if unknown:
             raise InvalidInputError(f"inputs {sorted(unknown)} are not graph inputs; known: {list(self._checks)}")
@@ -174,7 +218,12 @@ class ModelSession:
         """Free the session and the KV cache; run() fails afterwards."""
         self._kv_values = None
         self._binding = None
-        self._session = None  # type: ignore[assignment]
+        self._session = None
+        if self._cuda_device is not None:
+            if self._cuda is not None:
+                self._cuda.close()
+            self._cuda = None
+            self._cuda_device.close()
 
 
 def _graph_bytes(path: Path, extra_outputs: Sequence[str]) -> bytes:

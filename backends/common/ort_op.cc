@@ -98,27 +98,13 @@ std::vector<int64_t> KernelInfo::attr_ints(const char* name) const {
 }
 
 std::vector<std::string> KernelInfo::attr_names(const char* name) const {
+  const std::string joined = attr_string(name);
   std::vector<std::string> names;
-  size_t size = 0;
-  OrtStatus* status = api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size);
-  if (status == nullptr) {
-    const std::string joined = attr_string(name);
-    for (size_t begin = 0; begin <= joined.size();) {
-      const size_t end = std::min(joined.find(',', begin), joined.size());
-      names.push_back(joined.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    return names;
+  for (size_t begin = 0; begin <= joined.size();) {
+    const size_t end = std::min(joined.find(',', begin), joined.size());
+    names.push_back(joined.substr(begin, end - begin));
+    begin = end + 1;
   }
-  if (!runtime_reads_string_lists) check(status, name);
-  api_.ReleaseStatus(status);
-  OrtAllocator* allocator = nullptr;
-  check(api_.GetAllocatorWithDefaultOptions(&allocator), name);
-  char** raw = nullptr;
-  check(api_.KernelInfoGetAttributeArray_string(info_, name, allocator, &raw, &size), name);
-  names.assign(raw, raw + size);
-  for (size_t i = 0; i < size; i++) allocator->Free(allocator, raw[i]);
-  if (raw != nullptr) allocator->Free(allocator, raw);
   return names;
 }
 

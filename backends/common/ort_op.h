@@ -33,9 +33,6 @@ namespace trivet {
 // The version asked of the runtime and declared by the ops: one binary runs on every onnxruntime from 1.24 on.
 inline constexpr uint32_t kOrtApiVersion = 24;
 
-// Whether this process's runtime can read attributes that are lists of strings; set by RegisterCustomOps.
-inline bool runtime_reads_string_lists = false;
-
 inline constexpr auto kFloat = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 inline constexpr auto kInt32 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
 inline constexpr auto kInt64 = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
@@ -115,7 +112,7 @@ class KernelInfo {
   float attr_float(const char* name) const;
   std::string attr_string(const char* name) const;
   std::vector<int64_t> attr_ints(const char* name) const;
-  // Names joined by commas. A list of strings is taken too, where the runtime can read one (onnxruntime 1.25).
+  // Names joined by commas in one string: lists of strings can be read from onnxruntime 1.25 on only.
   std::vector<std::string> attr_names(const char* name) const;
   std::string node_name() const;
 
@@ -146,8 +143,8 @@ class KernelContext {
   std::span<const TensorSpec> outputs_;
 };
 
-// Scratch memory of the calling thread: 64-byte aligned, uninitialised, kept between calls, grown on demand. Each slot is
-// one buffer; asking for a slot again invalidates what it held.
+// Scratch memory of the calling thread: 64-byte aligned, uninitialised, kept between calls, grown on demand. Each slot
+// is one buffer; asking for a slot again invalidates what it held.
 class ThreadScratch {
  public:
   static constexpr int kSlots = 8;

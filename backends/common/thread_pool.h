@@ -8,8 +8,9 @@
 namespace trivet {
 
 // The calling thread is thread 0 and always takes part, so a region never waits for a thread that sleeps or has not
-// been given a core. Regions of one pool do not overlap: a caller that finds the pool busy (another session's region, or
-// a nested call) runs its tasks itself. Results must therefore not depend on `thread_idx` or on the number of threads.
+// been given a core. Regions of one pool do not overlap: a caller that finds the pool busy (another session's region,
+// or a nested call) runs its tasks itself. Results must therefore not depend on `thread_idx` or on the number of
+// threads.
 class ThreadPool {
  public:
   // Pools are shared by the whole process, one per thread count, and live as long as the process.
@@ -26,7 +27,8 @@ class ThreadPool {
   // exception of a task is thrown here; tasks not yet begun are then dropped.
   template <class F>
   void parallel_for(int64_t n, F&& f) {
-    run(n, [](void* arg, int64_t task, int thread) { (*static_cast<F*>(arg))(task, thread); },
+    run(
+        n, [](void* arg, int64_t task, int thread) { (*static_cast<F*>(arg))(task, thread); },
         const_cast<void*>(static_cast<const void*>(&f)));
   }
 

@@ -188,5 +188,7 @@ GRAPH_OUTPUTS: Final[dict[str, tuple[str, tuple[str | int, ...]]]] = {
 
 # Session configuration entries that our op libraries read.
 SESSION_NUM_THREADS: Final = "trivet.num_threads"
-SESSION_ACTIVATION_DTYPE: Final = "trivet.activation_dtype"  # "int8": quantised per 32-block for block formats; "float32"
+SESSION_ACTIVATION_DTYPE: Final = (
+    "trivet.activation_dtype"  # "int8": quantised per 32-block for block formats; "float32"
+)
 SESSION_CPU_TIER: Final = "trivet.cpu_tier"  # force a tier; the environment variable TRIVET_CPU_TIER is the default

@@ -5,10 +5,10 @@ namespace trivet {
 
 // A tier is a set of instructions that source files named *_<tier>.cc are compiled for; see CMakeLists.txt.
 enum class Tier : int {
-  kScalar,       // plain C++: the oracle, and all there is on a CPU that is not x86-64
-  kBaseline,     // SSE2, which every x86-64 CPU has
-  kAvx2,         // AVX2, FMA, F16C
-  kAvx512Vnni,   // AVX-512 F, BW, VL, DQ, VNNI
+  kScalar,      // plain C++: the oracle, and all there is on a CPU that is not x86-64
+  kBaseline,    // SSE2, which every x86-64 CPU has
+  kAvx2,        // AVX2, FMA, F16C
+  kAvx512Vnni,  // AVX-512 F, BW, VL, DQ, VNNI
 };
 
 inline constexpr Tier kTiers[] = {Tier::kScalar, Tier::kBaseline, Tier::kAvx2, Tier::kAvx512Vnni};

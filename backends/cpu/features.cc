@@ -12,7 +12,7 @@ namespace {
 
 struct FeatureName {
   const char* name;
-  bool CpuFeatures::*member;
+  bool CpuFeatures::* member;
   Tier tier;  // the first tier that needs it
 };
 
@@ -61,7 +61,7 @@ CpuFeatures probe_cpu() {
   const bool cpu_fma = bit(ecx, 12);
   const bool cpu_f16c = bit(ecx, 29);
   const uint64_t xcr0 = osxsave ? read_xcr0() : 0;
-  const bool ymm_saved = (xcr0 & 0x06) == 0x06;          // XMM, YMM
+  const bool ymm_saved = (xcr0 & 0x06) == 0x06;               // XMM, YMM
   const bool zmm_saved = ymm_saved && (xcr0 & 0xE0) == 0xE0;  // opmask, upper half of ZMM0-15, ZMM16-31
   f.fma = ymm_saved && cpu_avx && cpu_fma;
   f.f16c = ymm_saved && cpu_avx && cpu_f16c;

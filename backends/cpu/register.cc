@@ -1,5 +1,4 @@
 // Entry points of libtrivet_cpu: RegisterCustomOps for onnxruntime, trivet_cpu_* for Python (ctypes).
-#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -133,14 +132,10 @@ TRIVET_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* optio
   const OrtApi* api = base->GetApi(kOrtApiVersion);
   if (api == nullptr) {
     // Status functions are part of every version since 1.
-    const std::string message = std::string("trivet needs onnxruntime 1.24 or newer, this is ") + base->GetVersionString();
+    const std::string message =
+        std::string("trivet needs onnxruntime 1.24 or newer, this is ") + base->GetVersionString();
     return base->GetApi(1)->CreateStatus(ORT_FAIL, message.c_str());
   }
-  // By version string: asking for an interface that is missing makes onnxruntime complain on stderr.
-  int major = 0;
-  int minor = 0;
-  runtime_reads_string_lists = std::sscanf(base->GetVersionString(), "%d.%d", &major, &minor) == 2 &&
-                               std::pair(major, minor) >= std::pair(1, 25);
   try {
     const int num_threads = parse_num_threads(config_entry(*api, options, "trivet.num_threads"));
     const ActivationDtype dtype = parse_activation_dtype(config_entry(*api, options, "trivet.activation_dtype"));
@@ -151,9 +146,9 @@ TRIVET_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* optio
   }
 }
 
-// JSON: {"features": [...], "tiers": {name: [missing features]}, "best_tier": name, "num_threads": int}. `fake_features`: null
-// = probe this CPU; else a comma-separated list to judge instead. On an unknown name: {"error": text}. The text is valid until
-// this thread's next call.
+// JSON: {"features": [...], "tiers": {name: [missing features]}, "best_tier": name, "num_threads": int}.
+// `fake_features`: null = probe this CPU; else a comma-separated list to judge instead. On an unknown name: {"error":
+// text}. The text is valid until this thread's next call.
 TRIVET_EXPORT const char* trivet_cpu_describe(const char* fake_features) {
   using namespace trivet;
   thread_local std::string text;
@@ -165,7 +160,8 @@ TRIVET_EXPORT const char* trivet_cpu_describe(const char* fake_features) {
   return text.c_str();
 }
 
-// Empty if the tier could be used with these features (null = this CPU's), else why not. Valid until this thread's next call.
+// Empty if the tier could be used with these features (null = this CPU's), else why not. Valid until this thread's next
+// call.
 TRIVET_EXPORT const char* trivet_cpu_check_tier(const char* tier, const char* fake_features) {
   using namespace trivet;
   thread_local std::string text;

@@ -89,8 +89,13 @@ def broken_folders() -> list[Path]:
 
 
 def remove(model: StoredModel) -> None:
-    """Delete a model: first out of sight, then from the disk, so that a half deleted one is never found."""
+    """Delete a model: first out of sight, then from the disk, so that a half deleted one is never found.
+
+    The packages that were exported from it go too: without its weights they are of no use.
+    """
     with locations.cache_errors(model.directory):
+        for package in _packages_of(model.directory):
+            shutil.rmtree(package)
         incoming = locations.make_dir(locations.models_dir() / _INCOMING)
         grave = incoming / f"{model.directory.name}.removed-{os.getpid()}"
         model.directory.rename(grave)
@@ -137,6 +142,21 @@ def install(folder: Path, record: Record) -> StoredModel:
 
 def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _packages_of(directory: Path) -> list[Path]:
+    """Packages of the cache whose weights lie in a folder. What cannot be read as a package is left alone."""
+    from ...backends.contract.manifest import MANIFEST_NAME, read_manifest
+
+    found = []
+    for manifest_path in locations.packages_dir().glob(f"*/{MANIFEST_NAME}"):
+        try:
+            manifest = read_manifest(manifest_path.parent)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            continue
+        if Path(manifest.source_dir) == directory.resolve():
+            found.append(manifest_path.parent)
+    return found
 
 
 def _folders() -> list[Path]:

@@ -6,13 +6,14 @@
 namespace trivet {
 namespace {
 
-// Activation rows that are quantised and multiplied at a time: bounds scratch, and a weight tile is unpacked once per so many
-// rows.
+// Activation rows that are quantised and multiplied at a time: bounds scratch, and a weight tile is unpacked once per
+// so many rows.
 constexpr int64_t kMaxRows = 256;
 // With fewer tiles than threads can share well, rows are split too, but not below this many.
 constexpr int64_t kMinSplitRows = 32;
 
-// Slots of ThreadScratch. A caller's slots are read by its workers; the last three belong to the thread that runs a tile.
+// Slots of ThreadScratch. A caller's slots are read by its workers; the last three belong to the thread that runs a
+// tile.
 enum Slot { kSlotQuantized, kSlotPadded, kSlotTileAcc, kSlotTileWeights, kSlotPanel };
 
 struct Product {
@@ -22,7 +23,7 @@ struct Product {
   int64_t row0;  // first row of the block
   int64_t m;     // rows of the block
   // Activations in the form that the formats at hand need; the others are null.
-  QuantizedRows quantized{};            // without correction
+  QuantizedRows quantized{};             // without correction
   const int32_t* corrections[256] = {};  // by zero point, + 1 for formats with halves
   const float* x_float = nullptr;        // [m, float_k], zeros past k
   int64_t float_k = 0;                   // k rounded up to 16
@@ -50,8 +51,8 @@ void quantize_rows(Product& p) {
   const int64_t q_bytes = align(p.m * p.args.k * p.kernels.q_bytes);
   const int64_t float_bytes = align(count * 4);
   const int64_t sums_bytes = align(count * 8);
-  auto* at = ThreadScratch::get<uint8_t>(kSlotQuantized,
-                                         q_bytes + 2 * float_bytes + (1 + num_corrections) * sums_bytes);
+  auto* at =
+      ThreadScratch::get<uint8_t>(kSlotQuantized, q_bytes + 2 * float_bytes + (1 + num_corrections) * sums_bytes);
   const auto take = [&at](int64_t bytes) {
     auto* part = at;
     at += bytes;
@@ -129,8 +130,8 @@ void multiply_tile(const Product& p, const WeightMatrix& w, int64_t r0, int rows
     return;
   }
   FloatTileArgs tile{nullptr, k, rows, p.x_float + i0 * p.float_k, p.float_k, m, p.float_k, acc, acc_stride};
-  const bool in_place = w.format->format == Format::kF32 && p.float_k == k &&
-                        reinterpret_cast<uintptr_t>(weight) % alignof(float) == 0;
+  const bool in_place =
+      w.format->format == Format::kF32 && p.float_k == k && reinterpret_cast<uintptr_t>(weight) % alignof(float) == 0;
   if (in_place) {
     tile.weight = reinterpret_cast<const float*>(weight);
   } else {

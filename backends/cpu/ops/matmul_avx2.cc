@@ -69,8 +69,8 @@ inline void store(float* p, F a) {
 
 // The low 4 bits of each dword -> bit 4 of its 4 bytes.
 inline V spread_bits(V a) {
-  const __m256i table = _mm256_setr_epi32(0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010,
-                                          0x00101000, 0x00101010);
+  const __m256i table =
+      _mm256_setr_epi32(0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010, 0x00101000, 0x00101010);
   const __m256i top = _mm256_set1_epi32(0x10000000);
   return each(a, [=](__m256i v) {
     return _mm256_or_si256(_mm256_permutevar8x32_epi32(table, v), _mm256_and_si256(_mm256_slli_epi32(v, 25), top));
@@ -92,11 +92,8 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
 }  // namespace
 }  // namespace trivet
 
-#include "matmul_tile.inl"
-#include "vector_math.inl"
-
 #include "matmul_glu.inl"
-
+#include "matmul_tile.inl"
 namespace trivet {
 namespace {
 
@@ -135,8 +132,8 @@ inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
   }
 }
 
-// Adds the products of 4 elements of 8 rows, as pairs, to 16-bit sums. Two products of an unsigned byte up to 128 and a signed
-// one fit 16 bits, so full-range bytes go as |w| and x with w's sign.
+// Adds the products of 4 elements of 8 rows, as pairs, to 16-bit sums. Two products of an unsigned byte up to 128 and a
+// signed one fit 16 bits, so full-range bytes go as |w| and x with w's sign.
 template <class W>
 inline __m256i pair_products(__m256i w, __m256i x) {
   if constexpr (W::kMax > 128) {

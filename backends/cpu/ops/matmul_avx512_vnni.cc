@@ -35,9 +35,9 @@ inline void store(float* p, F a) { _mm512_store_ps(p, a.v); }
 
 // The low 4 bits of each dword -> bit 4 of its 4 bytes.
 inline V spread_bits(V a) {
-  const __m512i table = _mm512_setr_epi32(
-      0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010, 0x00101000, 0x00101010,
-      0x10000000, 0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010, 0x10101000, 0x10101010);
+  const __m512i table =
+      _mm512_setr_epi32(0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010, 0x00101000, 0x00101010,
+                        0x10000000, 0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010, 0x10101000, 0x10101010);
   return {_mm512_permutexvar_epi32(a.v, table)};
 }
 
@@ -62,11 +62,8 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
 }  // namespace
 }  // namespace trivet
 
-#include "matmul_tile.inl"
-#include "vector_math.inl"
-
 #include "matmul_glu.inl"
-
+#include "matmul_tile.inl"
 namespace trivet {
 namespace {
 
@@ -85,9 +82,7 @@ inline V load_dwords(const Rows& rows, int64_t offset) {
 
 // 16 bytes of each row: out[g] holds dword g of the 16 rows.
 inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
-  const auto load = [&](int row) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.row[row] + offset));
-  };
+  const auto load = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.row[row] + offset)); };
   __m512i z[4];
   for (int i = 0; i < 4; i++) {  // 128-bit lane L of z[i]: row 4 L + i
     z[i] = _mm512_castsi128_si512(load(i));

@@ -1,5 +1,5 @@
-// Matrix product with SSE2, which every x86-64 CPU has: four registers are 16 weight rows, activations are kept as 16-bit
-// integers for pmaddwd.
+// Matrix product with SSE2, which every x86-64 CPU has: four registers are 16 weight rows, activations are kept as
+// 16-bit integers for pmaddwd.
 #include <emmintrin.h>
 
 #include <cstddef>
@@ -106,11 +106,8 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
 }  // namespace
 }  // namespace trivet
 
-#include "matmul_tile.inl"
-#include "vector_math.inl"
-
 #include "matmul_glu.inl"
-
+#include "matmul_tile.inl"
 namespace trivet {
 namespace {
 
@@ -180,8 +177,7 @@ inline void product_rows(const Panel& panel, int count, int64_t first, const Til
           w[2 * j + 1] = _mm_unpackhi_epi8(bytes, zero);
         }
         for (int i = 0; i < MR; i++) {
-          const __m128i four =
-              _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + i * k + b * kBlock + 4 * group));
+          const __m128i four = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + i * k + b * kBlock + 4 * group));
           const __m128i x = _mm_unpacklo_epi64(four, four);
           for (int j = 0; j < 4; j++) dot[i][j] = _mm_add_epi32(dot[i][j], _mm_madd_epi16(w[j], x));
         }

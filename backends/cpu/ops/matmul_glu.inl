@@ -1,4 +1,6 @@
-// Gated activations and the soft cap over vector_math.inl; included by each vector tier after it.
+// Gated activations and the soft cap over vector_math.inl; included by each vector tier.
+
+#include "vector_math.inl"
 
 namespace trivet {
 namespace {

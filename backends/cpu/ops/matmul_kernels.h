@@ -54,7 +54,7 @@ struct FloatTileArgs {
   const float* x;  // [m, k]
   int64_t x_stride;
   int64_t m;
-  int64_t k;  // a multiple of 16
+  int64_t k;   // a multiple of 16
   float* acc;  // [m, acc_stride], n floats are written per row
   int64_t acc_stride;
 };

@@ -9,9 +9,9 @@
 namespace trivet {
 namespace {
 
-// d = max|x| / 127, q = x / d to the nearest, ties to even. A block with an infinity or NaN gives d = NaN, q = 0, which makes
-// every result that uses it NaN. Below 2^-112 the quotient 127 / max|x| would leave the range of float32: such a block
-// counts as zero.
+// d = max|x| / 127, q = x / d to the nearest, ties to even. A block with an infinity or NaN gives d = NaN, q = 0, which
+// makes every result that uses it NaN. Below 2^-112 the quotient 127 / max|x| would leave the range of float32: such a
+// block counts as zero.
 void quantize(const float* x, int64_t k, void* q_out, float* d, float* sum, int32_t* sums) {
   auto* q = static_cast<int8_t*>(q_out);
   for (int64_t b = 0; b < k / kBlock; b++, x += kBlock, q += kBlock) {
@@ -97,8 +97,8 @@ Block decode(const uint8_t* row, int64_t index) {
 
 template <Format format>
 void tile(const TileArgs& args) {
-  constexpr bool has_min = format == Format::kQ4_1 || format == Format::kQ5_1 || format == Format::kQ4_K ||
-                           format == Format::kQ5_K;
+  constexpr bool has_min =
+      format == Format::kQ4_1 || format == Format::kQ5_1 || format == Format::kQ4_K || format == Format::kQ5_K;
   constexpr int halves = format == Format::kQ6_K ? 2 : 1;
   const int64_t blocks = args.num_blocks;
   for (int r = 0; r < kTileRows; r++) {

@@ -1,9 +1,9 @@
 // Unpacking of the block formats into a Panel, and what of a tier follows from it; included by each vector tier.
 //
-// Everything happens on the bytes of 16 rows at once: `V` holds one dword per row, so a shift or mask serves 16 rows x 4
-// elements, and a format is only a recipe of loads, shifts and masks. The including file defines, in its anonymous
-// namespace: V (16 dwords) with operators & | ^, shl, shr, sra; splat; F (16 floats) with mul, neg; to_float; half_to_float16;
-// load_dwords, load_transposed, store, spread_bits; and product<W>, which multiplies a panel.
+// Everything happens on the bytes of 16 rows at once: `V` holds one dword per row, so a shift or mask serves 16 rows x
+// 4 elements, and a format is only a recipe of loads, shifts and masks. The including file defines, in its anonymous
+// namespace: V (16 dwords) with operators & | ^, shl, shr, sra; splat; F (16 floats) with mul, neg; to_float;
+// half_to_float16; load_dwords, load_transposed, store, spread_bits; and product<W>, which multiplies a panel.
 
 namespace trivet {
 namespace {
@@ -35,8 +35,9 @@ inline void store_groups(Panel& p, int block, const V groups[8]) {
   for (int g = 0; g < 8; g++) store(p.q[block][g], groups[g]);
 }
 
-// Each format: kMax, the largest integer it stores; kMin, whether it has minima; kHalves, whether elements 0-15 and 16-31 have
-// own scales; kBlocks, 32-blocks per format block; unpack(rows, offset of the format block, panel, first block).
+// Each format: kMax, the largest integer it stores; kMin, whether it has minima; kHalves, whether elements 0-15 and
+// 16-31 have own scales; kBlocks, 32-blocks per format block; unpack(rows, offset of the format block, panel, first
+// block).
 struct Q4_0 {
   static constexpr int kMax = 15;
   static constexpr bool kMin = false;
@@ -213,14 +214,14 @@ struct Q6_K {
 };
 
 // Rows are read side by side, a pattern that the hardware prefetcher does not follow: without this a decode step reads
-// weights at 6 GB/s and with it at 14 (one core, q4_1). The next tile is the next 16 rows in memory; each block of this one
-// fetches its share. Past the last row nothing is accessed: a prefetch of an unmapped address does nothing.
+// weights at 6 GB/s and with it at 14 (one core, q4_1). The next tile is the next 16 rows in memory; each block of this
+// one fetches its share. Past the last row nothing is accessed: a prefetch of an unmapped address does nothing.
 template <class W>
 inline void prefetch_next_tile(const TileArgs& args, int64_t block) {
   constexpr uintptr_t kLine = 64;
   constexpr uintptr_t kShare = kTileRows * W::kBytes;  // bytes of a format block of 16 rows
-  const auto next = reinterpret_cast<uintptr_t>(args.weight) +
-                    static_cast<uintptr_t>(kTileRows * args.row_bytes) + static_cast<uintptr_t>(block / W::kBlocks) * kShare;
+  const auto next = reinterpret_cast<uintptr_t>(args.weight) + static_cast<uintptr_t>(kTileRows * args.row_bytes) +
+                    static_cast<uintptr_t>(block / W::kBlocks) * kShare;
   for (uintptr_t at = 0; at < kShare; at += kLine) __builtin_prefetch(reinterpret_cast<const void*>(next + at), 0, 2);
 }
 
@@ -245,5 +246,6 @@ void tile(const TileArgs& args) {
 }  // namespace trivet
 
 // The entries of MatMulKernels::tile, in the order of enum Format.
-#define TRIVET_BLOCK_TILES \
-  {nullptr, nullptr, nullptr, tile<Q4_0>, tile<Q4_1>, tile<Q5_0>, tile<Q5_1>, tile<Q8_0>, tile<Q4_K>, tile<Q5_K>, tile<Q6_K>}
+#define TRIVET_BLOCK_TILES                                                 \
+  {nullptr,    nullptr,    nullptr,    tile<Q4_0>, tile<Q4_1>, tile<Q5_0>, \
+   tile<Q5_1>, tile<Q8_0>, tile<Q4_K>, tile<Q5_K>, tile<Q6_K>}

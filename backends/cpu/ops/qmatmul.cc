@@ -61,8 +61,14 @@ void QMatMul::compute(KernelContext& ctx) {
   }
   const int64_t columns = epilogue_ == Epilogue::kNone ? total : out_features_[0];
   const Tensor y = ctx.output(0, {x.shape[0], columns});
-  matmul(session_, {x.as<float>(), x.shape[0], in_features_, {weights, formats_.size()}, bias, epilogue_,
-                    y.mutable_as<float>(), columns});
+  matmul(session_, {x.as<float>(),
+                    x.shape[0],
+                    in_features_,
+                    {weights, formats_.size()},
+                    bias,
+                    epilogue_,
+                    y.mutable_as<float>(),
+                    columns});
 }
 
 }  // namespace trivet

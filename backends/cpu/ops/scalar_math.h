@@ -1,5 +1,5 @@
-// Scalar conversions, shared by plain C++ code. Everything has internal linkage, so a copy compiled for a wider tier never
-// replaces the baseline's.
+// Scalar conversions, shared by plain C++ code. Everything has internal linkage, so a copy compiled for a wider tier
+// never replaces the baseline's.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,9 @@ template <class T>
   return float_of_bits(bits_of_float(float_of_bits(magnitude) * 0x1p112f) | sign);
 }
 
-[[maybe_unused]] inline float bfloat16_to_float(uint16_t value) { return float_of_bits(static_cast<uint32_t>(value) << 16); }
+[[maybe_unused]] inline float bfloat16_to_float(uint16_t value) {
+  return float_of_bits(static_cast<uint32_t>(value) << 16);
+}
 
 [[maybe_unused]] inline float load_half(const uint8_t* p) { return half_to_float(load_as<uint16_t>(p)); }
 

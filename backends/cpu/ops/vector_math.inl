@@ -1,5 +1,5 @@
-// Elementary functions on compiler vectors, for inclusion in one source file per tier. The sequence of float operations is
-// fixed (every product rounded, no fused multiply-add), so all tiers give the same bits.
+// Elementary functions on compiler vectors, for inclusion in one source file per tier. The sequence of float operations
+// is fixed (every product rounded, no fused multiply-add), so all tiers give the same bits.
 //
 // The including file defines kVectorFloats (4, 8 or 16) in its anonymous namespace before the inclusion.
 

@@ -130,16 +130,11 @@ void dequantize_q6_k(const uint8_t* p, int64_t n, float* out) {
 }
 
 constexpr WeightFormat kFormats[] = {
-    {"f32", Format::kF32, 1, 4, 0, dequantize_f32},
-    {"f16", Format::kF16, 1, 2, 0, dequantize_f16},
-    {"bf16", Format::kBF16, 1, 2, 0, dequantize_bf16},
-    {"q4_0", Format::kQ4_0, 32, 18, 8, dequantize_q4_0},
-    {"q4_1", Format::kQ4_1, 32, 20, 0, dequantize_q4_1},
-    {"q5_0", Format::kQ5_0, 32, 22, 16, dequantize_q5_0},
-    {"q5_1", Format::kQ5_1, 32, 24, 0, dequantize_q5_1},
-    {"q8_0", Format::kQ8_0, 32, 34, 128, dequantize_q8_0},
-    {"q4_k", Format::kQ4_K, 256, 144, 0, dequantize_q4_k},
-    {"q5_k", Format::kQ5_K, 256, 176, 0, dequantize_q5_k},
+    {"f32", Format::kF32, 1, 4, 0, dequantize_f32},         {"f16", Format::kF16, 1, 2, 0, dequantize_f16},
+    {"bf16", Format::kBF16, 1, 2, 0, dequantize_bf16},      {"q4_0", Format::kQ4_0, 32, 18, 8, dequantize_q4_0},
+    {"q4_1", Format::kQ4_1, 32, 20, 0, dequantize_q4_1},    {"q5_0", Format::kQ5_0, 32, 22, 16, dequantize_q5_0},
+    {"q5_1", Format::kQ5_1, 32, 24, 0, dequantize_q5_1},    {"q8_0", Format::kQ8_0, 32, 34, 128, dequantize_q8_0},
+    {"q4_k", Format::kQ4_K, 256, 144, 0, dequantize_q4_k},  {"q5_k", Format::kQ5_K, 256, 176, 0, dequantize_q5_k},
     {"q6_k", Format::kQ6_K, 256, 210, 32, dequantize_q6_k},
 };
 

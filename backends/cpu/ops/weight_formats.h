@@ -11,9 +11,9 @@ enum class Format : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, 
 struct WeightFormat {
   const char* name;
   Format format;
-  int64_t block_size;   // elements
+  int64_t block_size;  // elements
   int64_t block_bytes;
-  int zero_point;       // of the unsigned integers that a block format stores
+  int zero_point;  // of the unsigned integers that a block format stores
   // dequantise(block, n, out): n elements, whole blocks.
   void (*dequantize)(const uint8_t* row, int64_t n, float* out);
 

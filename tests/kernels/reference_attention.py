@@ -1,0 +1,142 @@
+"""NumPy references of RotaryTable, RMSNorm, AddRMSNorm and PagedAttention, in float64, straight from the contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from trivet.backends.contract.opset import KV_DTYPES, OPS
+
+Array = NDArray[Any]
+
+
+def rotary_table(positions: Array, inv_freq: Array, scale: float) -> Array:
+    """float32 [T, 2 * len(inv_freq)]; the angle is rounded to float32, the functions are exact."""
+    angles = (positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)[None, :]).astype(np.float64)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * scale
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """float64, over the last axis."""
+    wide = x.astype(np.float64)
+    return np.asarray(wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight)
+
+
+def add_rms_norm(
+    x: Array, residual: Array, weight: Array, post_weight: Array | None, eps: float
+) -> tuple[Array, Array]:
+    """(y, residual_out), float64."""
+    term = x.astype(np.float64) if post_weight is None else rms_norm(x, post_weight, eps)
+    total = term + residual
+    return rms_norm(total, weight, eps), total
+
+
+def to_kv_dtype(x: Array, dtype: str) -> Array:
+    """float32 values as stored: float32 and float16 arrays, bfloat16 as its uint16 bit patterns; nearest even."""
+    x = x.astype(np.float32)
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return x.astype(dtype)
+
+
+def from_kv_dtype(x: Array, dtype: str) -> Array:
+    """Inverse of to_kv_dtype, float32."""
+    if dtype == "bfloat16":
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Attributes of one PagedAttention node, and of the cache it works on."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    kv_offset: int = 0
+    rope_interleaved: int = 0
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    norm_eps: float = 1e-6
+    block_size: int = 16
+    kv_dtype: str = "float32"
+    elements_per_token: int = 0  # of all layers; 0 = just this one
+
+    @property
+    def row_elements(self) -> int:
+        return self.elements_per_token or self.kv_offset + 2 * self.num_kv_heads * self.head_dim
+
+    def attributes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OPS["PagedAttention"].attributes}
+
+    def layer_view(self, kv_cache: Array) -> Array:
+        """[num_blocks, 2, num_kv_heads, block_size, head_dim] view of this layer in the cache's bytes."""
+        stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[self.kv_dtype]
+        width = KV_DTYPES[self.kv_dtype][1]
+        start = self.kv_offset * self.block_size * width
+        size = 2 * self.num_kv_heads * self.block_size * self.head_dim * width
+        layer = kv_cache[:, start : start + size].view(stored)
+        return layer.reshape(len(kv_cache), 2, self.num_kv_heads, self.block_size, self.head_dim)
+
+
+def _rope(x: Array, cos_sin: Array, interleaved: int) -> Array:
+    """x [T, heads, head_dim] float64, rotated over its first cos_sin.shape[1] elements."""
+    half = cos_sin.shape[1] // 2
+    cos, sin = cos_sin[:, None, :half].astype(np.float64), cos_sin[:, None, half:].astype(np.float64)
+    out = x.copy()
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+def paged_attention(shape: AttentionShape, inputs: dict[str, Array | None]) -> tuple[Array, Array]:
+    """(out float64 [T, num_heads * head_dim], kv_cache_out) of the node's inputs by name."""
+    given: dict[str, Array] = {k: v for k, v in inputs.items() if v is not None}
+    s = shape
+    tokens = len(given["qkv"])
+    rows = given["qkv"].astype(np.float64).reshape(tokens, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+    q, k, v = np.split(rows, [s.num_heads, s.num_heads + s.num_kv_heads], axis=1)
+    if "q_norm" in given:
+        q = rms_norm(q, given["q_norm"], s.norm_eps)
+    if "k_norm" in given:
+        k = rms_norm(k, given["k_norm"], s.norm_eps)
+    q, k = _rope(q, given["cos_sin"], s.rope_interleaved), _rope(k, given["cos_sin"], s.rope_interleaved)
+    cache = given["kv_cache"].copy()
+    layer = s.layer_view(cache)
+    for t, slot in enumerate(given["slot_mapping"]):
+        if slot >= 0:
+            block, offset = divmod(int(slot), s.block_size)
+            layer[block, 0, :, offset] = to_kv_dtype(k[t], s.kv_dtype)
+            layer[block, 1, :, offset] = to_kv_dtype(v[t], s.kv_dtype)
+    out = np.zeros((tokens, s.num_heads, s.head_dim))
+    starts = given["query_start_loc"]
+    for r, seq_len in enumerate(given["seq_lens"]):
+        blocks = given["block_table"][r, : -(-int(seq_len) // s.block_size)]
+        kv = from_kv_dtype(layer[blocks], s.kv_dtype).astype(np.float64)
+        kv = kv.transpose(1, 2, 0, 3, 4).reshape(2, s.num_kv_heads, -1, s.head_dim)[:, :, :seq_len]
+        for t in range(starts[r], starts[r + 1]):
+            out[t] = _attend_one(s, q[t], kv, int(given["positions"][t]), given.get("sinks"))
+    return out.reshape(tokens, -1), cache
+
+
+def _attend_one(s: AttentionShape, q: Array, kv: Array, position: int, sinks: Array | None) -> Array:
+    """q [num_heads, head_dim], kv [2, num_kv_heads, seq_len, head_dim] -> [num_heads, head_dim]."""
+    first = max(0, position - s.sliding_window + 1) if s.sliding_window else 0
+    keys, values = np.repeat(kv[:, :, first : position + 1], s.num_heads // s.num_kv_heads, axis=1)
+    scores = np.einsum("hd,hkd->hk", q, keys) * s.scale
+    if s.soft_cap:
+        scores = s.soft_cap * np.tanh(scores / s.soft_cap)
+    top = scores.max(axis=1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks[:, None])
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None] - top)
+    return np.asarray(np.einsum("hk,hkd->hd", weights / total, values))

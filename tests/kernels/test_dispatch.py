@@ -1,0 +1,131 @@
+"""Which tier runs: detection, forcing, refusal; and that no op, format or tier goes without tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trivet.backends import library
+from trivet.backends.contract.formats import FORMATS
+from trivet.backends.contract.opset import OPS
+from trivet.backends.errors import UnsupportedDeviceError
+
+from . import reference
+
+AVX2 = "sse2,avx2,fma,f16c"
+AVX512 = AVX2 + ",avx512f,avx512bw,avx512vl,avx512dq"
+
+
+def describe(features: str | None) -> dict[str, Any]:
+    raw = library._cpu_library().trivet_cpu_describe(None if features is None else features.encode())
+    described: dict[str, Any] = json.loads(raw)
+    return described
+
+
+def complaint(tier: str, features: str | None) -> str:
+    return str(
+        library._cpu_library()
+        .trivet_cpu_check_tier(tier.encode(), None if features is None else features.encode())
+        .decode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        ("", "scalar"),
+        ("sse2", "baseline"),
+        ("sse2,avx2,f16c", "baseline"),
+        ("sse2,avx2,fma", "baseline"),
+        (AVX2, "avx2"),
+        (AVX512, "avx2"),
+        (AVX512 + ",avx512_vnni", "avx512_vnni"),
+        (AVX2 + ",avx512f,avx512bw,avx512dq,avx512_vnni", "avx2"),
+    ],
+)
+def test_the_best_tier_is_the_highest_whose_features_are_all_there(features: str, best: str) -> None:
+    assert describe(features)["best_tier"] == best
+
+
+def test_a_forced_tier_that_the_cpu_lacks_is_refused_by_name() -> None:
+    assert complaint("avx512_vnni", AVX2) == (
+        "CPU tier 'avx512_vnni': this CPU (or its operating system) lacks avx512f, avx512bw, avx512vl, avx512dq, "
+        "avx512_vnni; the best tier here is 'avx2'"
+    )
+    assert complaint("avx2", "sse2,avx2,fma") == (
+        "CPU tier 'avx2': this CPU (or its operating system) lacks f16c; the best tier here is 'baseline'"
+    )
+    assert complaint("avx2", AVX2) == ""
+    assert complaint("sse9", None) == "unknown CPU tier 'sse9', known: scalar, baseline, avx2, avx512_vnni"
+
+
+def test_an_unknown_feature_name_is_an_error() -> None:
+    assert "unknown CPU feature 'mmx2', known: sse2, avx2" in describe("sse2,mmx2")["error"]
+
+
+def test_the_probe_agrees_with_the_operating_system() -> None:
+    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    assert set(describe(None)["features"]) == set(describe(AVX512 + ",avx512_vnni")["features"]) & set(flags)
+
+
+def test_num_threads_counts_physical_cores_of_the_affinity_mask() -> None:
+    assert 1 <= describe(None)["num_threads"] <= len(os.sched_getaffinity(0))
+    program = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+        "from trivet.backends.library import probe_cpu; print(probe_cpu()['num_threads'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=child_env())
+    assert done.stdout.strip() == "1"
+
+
+def child_env(**extra: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)} | extra
+
+
+def test_the_environment_variable_is_the_default_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.TIER_VARIABLE, "baseline")
+    assert library.select_tier(None) == "baseline"
+    assert library.select_tier("scalar") == "scalar"
+    assert library.describe_cpu()["selected_tier"] == "baseline"
+    monkeypatch.setenv(library.TIER_VARIABLE, "neon")
+    with pytest.raises(UnsupportedDeviceError, match="unknown CPU tier 'neon'"):
+        library.select_tier(None)
+    facts = library.describe_cpu()
+    assert facts["selected_tier"] is None and "neon" in facts["selected_tier_error"]
+
+
+def test_the_library_needs_nothing_of_onnxruntime_and_exports_its_entry_points_only() -> None:
+    symbols = subprocess.run(
+        ["nm", "-D", str(library.cpu_library_path())], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    exported = {line.split()[-1] for line in symbols if " U " not in line and " w " not in line}
+    assert exported == {"RegisterCustomOps", "trivet_cpu_describe", "trivet_cpu_check_tier"}
+    assert not [line for line in symbols if " U " in line and "ort" in line.rpartition(" U ")[2].lower()[:5]]
+
+
+def test_code_outside_the_tiers_uses_no_wide_registers(tmp_path: Path) -> None:
+    """What runs before a tier is chosen, and the baseline tier, must be plain x86-64."""
+    disassembly = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", str(library.cpu_library_path())],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # RegisterCustomOps and the two trivet_cpu_ functions are the only symbols left; they come first in their files.
+    for name in ("RegisterCustomOps", "trivet_cpu_describe", "trivet_cpu_check_tier"):
+        body = disassembly.partition(f"<{name}>:")[2].partition("\n\n")[0]
+        assert body and "%ymm" not in body and "%zmm" not in body and "vmov" not in body
+
+
+def test_every_op_and_format_has_cases() -> None:
+    folder = Path(__file__).parent
+    sources = "\n".join(path.read_text() for path in folder.glob("test_*.py"))
+    for op in OPS:
+        assert f'"{op}"' in sources, f"no test in {folder} runs the op {op}"
+    assert set(FORMATS) == set(reference.FLOAT_FORMATS) | set(reference.HALF_OFFSETS)
+    assert list(describe(None)["tiers"]) == ["scalar", "baseline", "avx2", "avx512_vnni"]

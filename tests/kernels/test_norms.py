@@ -1,0 +1,102 @@
+"""RMSNorm and AddRMSNorm in every tier against NumPy float64, relative to the largest element of the row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from .reference_attention import add_rms_norm, rms_norm
+from .single_op import available_tiers, run_op
+
+Array = NDArray[Any]
+TIERS = available_tiers()
+BOUND = 1e-6
+SHAPES = [(0, 64), (1, 1), (1, 7), (3, 15), (2, 16), (5, 33), (1, 576), (300, 577), (2, 8192)]
+
+
+def run_norm(x: Array, weight: Array, tier: str, *, num_threads: int = 2) -> Array:
+    result = run_op(
+        "RMSNorm",
+        {"x": x, "weight": weight},
+        {"eps": 1e-5},
+        outputs={"y": x.shape},
+        tier=tier,
+        num_threads=num_threads,
+    )
+    return result["y"]
+
+
+def run_add_norm(x: Array, residual: Array, weight: Array, post: Array | None, tier: str) -> tuple[Array, Array]:
+    result = run_op(
+        "AddRMSNorm",
+        {"x": x, "residual": residual, "weight": weight, "post_weight": post},
+        {"eps": 1e-6},
+        outputs={"y": x.shape, "residual_out": x.shape},
+        tier=tier,
+    )
+    return result["y"], result["residual_out"]
+
+
+def assert_close(got: Array, expected: Array) -> None:
+    scale = np.abs(expected).max(axis=-1, keepdims=True, initial=1e-30)
+    assert (np.abs(got - expected) <= BOUND * scale).all()
+
+
+def random_arrays(shape: tuple[int, int], count: int) -> list[Array]:
+    rng = np.random.default_rng(shape)
+    return [(rng.standard_normal(shape) * rng.uniform(0.1, 50)).astype(np.float32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm(tier: str, shape: tuple[int, int]) -> None:
+    (x,) = random_arrays(shape, 1)
+    (weight,) = random_arrays((1, shape[1]), 1)
+    assert_close(run_norm(x, weight[0], tier), rms_norm(x, weight[0], 1e-5))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("with_post", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_rms_norm(tier: str, shape: tuple[int, int], with_post: bool) -> None:
+    x, residual = random_arrays(shape, 2)
+    weight, post = (a[0] for a in random_arrays((1, shape[1]), 2))
+    y, total = run_add_norm(x, residual, weight, post if with_post else None, tier)
+    expected_y, expected_total = add_rms_norm(x, residual, weight, post if with_post else None, 1e-6)
+    assert_close(total, expected_total)
+    assert_close(y, expected_y)
+
+
+@pytest.mark.parametrize("shape", [(9, 100), (200, 577)])
+def test_bits_do_not_depend_on_batch_threads_or_tier(shape: tuple[int, int]) -> None:
+    (x,) = random_arrays(shape, 1)
+    weight = random_arrays((1, shape[1]), 1)[0][0]
+    whole = run_norm(x, weight, TIERS[0], num_threads=1)
+    for tier in TIERS:
+        assert run_norm(x, weight, tier).tobytes() == whole.tobytes()
+        alone = np.concatenate([run_norm(x[i : i + 1], weight, tier) for i in range(0, shape[0], 7)])
+        assert alone.tobytes() == whole[::7].tobytes()
+
+
+def test_zeros_and_large_values_stay_finite() -> None:
+    x = np.zeros((2, 64), np.float32)
+    x[1] = 1e15
+    for tier in TIERS:
+        y = run_norm(x, np.ones(64, np.float32), tier)
+        assert (y[0] == 0).all()
+        np.testing.assert_allclose(y[1], 1.0, rtol=BOUND)
+
+
+def test_bad_inputs_are_named() -> None:
+    x, weight = np.ones((2, 8), np.float32), np.ones(8, np.float32)
+    with pytest.raises(Exception, match=r"weight: expected shape \[8\], got \[7\]"):
+        run_norm(x, weight[:7], TIERS[-1])
+    with pytest.raises(Exception, match=r"residual: expected shape \[2, 8\], got \[1, 8\]"):
+        run_add_norm(x, x[:1], weight, None, TIERS[-1])
+    with pytest.raises(Exception, match=r"post_weight: expected shape \[8\]"):
+        run_add_norm(x, x, weight, weight[:3], TIERS[-1])
+    with pytest.raises(Exception, match=r"attribute 'eps': expected a finite number from 0, got -1"):
+        run_op("RMSNorm", {"x": x, "weight": weight}, {"eps": -1.0}, outputs={"y": x.shape}, tier=TIERS[-1])

@@ -1,0 +1,338 @@
+"""PagedAttention in every tier against NumPy float64, and against itself bit for bit under every way to batch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from trivet.backends.contract.opset import KV_DTYPES
+
+from .reference_attention import AttentionShape, from_kv_dtype, paged_attention, rotary_table
+from .single_op import available_tiers, run_op
+
+Array = NDArray[Any]
+TIERS = available_tiers()
+OUT_BOUND = 2e-5  # absolute; values are of size 1, scores up to some 20
+# A stored key may differ from the reference by one rounding of its dtype, which moves the output by this much.
+KV_ULP = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7}
+BASE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125)
+
+
+@dataclass
+class Cache:
+    """A pool of blocks and the sequences in it; `step` runs some of their tokens through the op."""
+
+    shape: AttentionShape
+    tokens: list[Array]  # per sequence, the merged qkv rows [length, ...]
+    tier: str
+    num_threads: int = 2
+    rotary_dim: int | None = None
+    norms: bool = False
+    sinks: bool = False
+    blocks: list[list[int]] = field(default_factory=list)
+    memory: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(1)
+        s = self.shape
+        counts = [-(-len(rows) // s.block_size) for rows in self.tokens]
+        ids = (rng.permutation(sum(counts)) + 1).tolist()
+        if not self.blocks:
+            self.blocks = [[ids.pop() for _ in range(count)] for count in counts]
+        pool = 2 + max((b for table in self.blocks for b in table), default=0)
+        width = KV_DTYPES[s.kv_dtype][1]
+        # NaN in every dtype: whatever is read without having been written shows.
+        self.memory = np.full((pool, s.block_size * s.row_elements * width), 0xFF, np.uint8)
+
+    def inputs(self, steps: list[tuple[int, int, int]], write: bool = True) -> dict[str, Array | None]:
+        """The op's inputs for (sequence, first token, end token) of each request."""
+        s = self.shape
+        rng = np.random.default_rng(2)
+        positions = np.array([p for _, a, b in steps for p in range(a, b)], np.int32)
+        slots = [
+            self.blocks[i][p // s.block_size] * s.block_size + p % s.block_size if write else -1
+            for i, a, b in steps
+            for p in range(a, b)
+        ]
+        table = np.full((len(steps), 1 + max((len(b) for b in self.blocks), default=0)), -7, np.int32)
+        for r, (i, _, end) in enumerate(steps):
+            used = -(-end // s.block_size)
+            table[r, :used] = self.blocks[i][:used]
+        rotary_dim = s.head_dim if self.rotary_dim is None else self.rotary_dim
+        inv_freq = 1e4 ** -(np.arange(rotary_dim // 2) / max(rotary_dim // 2, 1))
+        width = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim
+        return {
+            "qkv": np.concatenate([self.tokens[i][a:b] for i, a, b in steps] or [np.zeros((0, width), np.float32)]),
+            "kv_cache": self.memory,
+            "kv_layout": np.array([KV_DTYPES[s.kv_dtype][0], s.block_size], np.int32),
+            "cos_sin": rotary_table(positions, inv_freq, 1.0).astype(np.float32),
+            "positions": positions,
+            "slot_mapping": np.array(slots, np.int32),
+            "block_table": table,
+            "query_start_loc": np.cumsum([0, *(b - a for _, a, b in steps)]).astype(np.int32),
+            "seq_lens": np.array([end for _, _, end in steps], np.int32),
+            "q_norm": rng.uniform(0.5, 1.5, s.head_dim).astype(np.float32) if self.norms else None,
+            "k_norm": rng.uniform(0.5, 1.5, s.head_dim).astype(np.float32) if self.norms else None,
+            "sinks": rng.uniform(-1, 3, s.num_heads).astype(np.float32) if self.sinks else None,
+        }
+
+    def run(self, inputs: dict[str, Array | None]) -> Array:
+        qkv = inputs["qkv"]
+        assert qkv is not None
+        result = run_op(
+            "PagedAttention",
+            inputs,
+            self.shape.attributes(),
+            outputs={
+                "out": (len(qkv), self.shape.num_heads * self.shape.head_dim),
+                "kv_cache_out": self.memory.shape,
+            },
+            aliases={"kv_cache_out": "kv_cache"},
+            tier=self.tier,
+            num_threads=self.num_threads,
+        )
+        self.memory = result["kv_cache_out"]
+        return result["out"]
+
+    def step(self, *steps: tuple[int, int, int], write: bool = True) -> Array:
+        return self.run(self.inputs(list(steps), write))
+
+    def checked_step(self, *steps: tuple[int, int, int]) -> None:
+        """One step, compared with the reference: outputs, the slots written, and every other byte of the pool."""
+        inputs = self.inputs(list(steps))
+        out = self.run(inputs)
+        expected, expected_cache = paged_attention(self.shape, inputs)
+        ulp = KV_ULP[self.shape.kv_dtype]
+        stored = from_kv_dtype(self.shape.layer_view(self.memory.copy()), self.shape.kv_dtype)
+        wanted = from_kv_dtype(self.shape.layer_view(expected_cache.copy()), self.shape.kv_dtype)
+        np.testing.assert_allclose(stored, wanted, rtol=1.01 * ulp, atol=3e-6, equal_nan=True)
+        touched = np.zeros(self.memory.shape, np.uint8)
+        layer = self.shape.layer_view(touched)
+        written = layer.view(f"u{layer.itemsize}")
+        for slot in inputs["slot_mapping"] if inputs["slot_mapping"] is not None else []:
+            block, offset = divmod(int(slot), self.shape.block_size)
+            written[block, :, :, offset] = np.iinfo(written.dtype).max
+        before = inputs["kv_cache"]
+        assert before is not None
+        untouched = touched == 0
+        assert (self.memory[untouched] == before[untouched]).all(), "a slot that was not named has changed"
+        if self.shape.kv_dtype == "float32":
+            np.testing.assert_allclose(out, expected, rtol=0, atol=OUT_BOUND)
+        else:  # the reference attends over its own roundings of the keys
+            mean_error = float(np.abs(out - expected).mean()) if out.size else 0.0
+            assert mean_error <= OUT_BOUND
+            np.testing.assert_allclose(out, expected, rtol=0, atol=OUT_BOUND + 2 * ulp)
+
+
+def make_tokens(shape: AttentionShape, *lengths: int) -> list[Array]:
+    rng = np.random.default_rng(sum(lengths))
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    return [rng.standard_normal((n, width)).astype(np.float32) for n in lengths]
+
+
+VARIANTS: dict[str, tuple[AttentionShape, dict[str, Any]]] = {
+    "smollm2": (BASE, {}),
+    "mha": (replace(BASE, num_heads=4, num_kv_heads=4), {}),
+    "mqa_7": (replace(BASE, num_heads=7, num_kv_heads=1, head_dim=32), {}),
+    "head_8": (replace(BASE, num_heads=2, num_kv_heads=1, head_dim=8), {}),
+    "head_24": (replace(BASE, num_heads=3, num_kv_heads=3, head_dim=24), {}),
+    "head_80": (replace(BASE, num_heads=2, num_kv_heads=2, head_dim=80), {"rotary_dim": 32}),
+    "head_96": (replace(BASE, num_heads=6, num_kv_heads=2, head_dim=96), {}),
+    "head_128": (replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, block_size=1), {"norms": True}),
+    "head_256": (replace(BASE, num_heads=4, num_kv_heads=1, head_dim=256, scale=0.0625), {"norms": True}),
+    "head_512": (replace(BASE, num_heads=1, num_kv_heads=1, head_dim=512, scale=0.04), {}),
+    "interleaved": (replace(BASE, rope_interleaved=1), {"rotary_dim": 20}),
+    "no_rope": (BASE, {"rotary_dim": 0}),
+    "window_1": (replace(BASE, sliding_window=1), {}),
+    "window_5": (replace(BASE, sliding_window=5, block_size=3), {}),
+    "window_300": (replace(BASE, sliding_window=300), {}),
+    "soft_cap": (replace(BASE, soft_cap=2.0), {}),
+    "sinks": (BASE, {"sinks": True}),
+    "all": (replace(BASE, soft_cap=5.0, sliding_window=70, block_size=7), {"sinks": True, "norms": True}),
+    "float16": (replace(BASE, kv_dtype="float16"), {}),
+    "bfloat16": (replace(BASE, kv_dtype="bfloat16"), {"norms": True}),
+    "float16_tail": (replace(BASE, kv_dtype="float16", head_dim=40, block_size=5), {}),
+    "second_layer": (replace(BASE, kv_offset=384, elements_per_token=1200, kv_dtype="float16"), {}),
+}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_reference(name: str, tier: str) -> None:
+    """Prefill in two unequal chunks, a decode step, and a mixed step of three requests."""
+    shape, options = VARIANTS[name]
+    cache = Cache(shape, make_tokens(shape, 330, 75, 1), tier, **options)
+    cache.checked_step((0, 0, 70))
+    cache.checked_step((0, 70, 328))
+    cache.checked_step((0, 328, 329), (2, 0, 1), (1, 0, 75))
+    cache.checked_step((0, 329, 330))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bits_do_not_depend_on_batching(name: str, tier: str) -> None:
+    """Whole = token by token = chunks of 7 in a batch of others, on one thread and on three."""
+    shape, options = VARIANTS[name]
+    length = 330
+    tokens = make_tokens(shape, length, 40)
+    whole = Cache(shape, tokens, tier, **options).step((0, 0, length))
+    assert np.isfinite(whole).all()
+
+    single = Cache(shape, tokens, tier, num_threads=1, **options)
+    single.step((0, 0, 250))
+    for t in [*range(250, 262), *range(318, length)]:
+        if t == 318:
+            single.step((0, 262, 318))
+        assert single.step((0, t, t + 1)).tobytes() == whole[t].tobytes(), t
+
+    batched = Cache(shape, tokens, tier, num_threads=3, **options)
+    batched.step((1, 0, 40))
+    for start in range(0, length, 47):
+        end = min(start + 47, length)
+        out = batched.step((1, 39, 40), (0, start, end), (1, 20, 40))
+        assert out[1 : 1 + end - start].tobytes() == whole[start:end].tobytes(), start
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_long_context_in_partitions(tier: str) -> None:
+    """Decode at 1,100 keys splits into partitions over threads; prefill there does not; one KV head has few items."""
+    shape = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=32, kv_dtype="float16")
+    tokens = make_tokens(shape, 1101)
+    whole = Cache(shape, tokens, tier).step((0, 0, 1101))
+    for threads in (1, 2, 5):
+        cache = Cache(shape, tokens, tier, num_threads=threads)
+        cache.step((0, 0, 1100))
+        assert cache.step((0, 1100, 1101)).tobytes() == whole[1100].tobytes()
+
+
+def test_a_shared_prefix_gives_the_same_bits() -> None:
+    """Two sequences that share their first blocks, the second of which computes only its own part."""
+    shape = replace(BASE, block_size=8)
+    first, second = make_tokens(shape, 100, 101)
+    second = np.concatenate([first[:64], second[64:]])
+    alone = Cache(shape, [second], TIERS[-1]).step((0, 0, 101))
+    tables = [list(range(1, 14)), [*range(1, 9), *range(20, 25)]]
+    shared = Cache(shape, [first, second], TIERS[-1], blocks=tables)
+    shared.step((0, 0, 100))
+    assert shared.step((1, 64, 101)).tobytes() == alone[64:].tobytes()
+
+
+def test_slot_minus_one_does_not_write() -> None:
+    cache = Cache(BASE, make_tokens(BASE, 20), TIERS[-1])
+    first = cache.step((0, 0, 20))
+    before = cache.memory.copy()
+    again = cache.step((0, 10, 20), write=False)
+    assert (cache.memory == before).all() and again.tobytes() == first[10:].tobytes()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_row_never_reads_a_later_value(tier: str) -> None:
+    """An infinite value in a later token must not reach earlier rows through a weight of zero."""
+    tokens = make_tokens(BASE, 40)
+    clean = Cache(BASE, tokens, tier).step((0, 0, 40))
+    tokens[0][21, 12 * 64 :] = np.inf
+    out = Cache(BASE, tokens, tier).step((0, 0, 40))
+    assert out[:21].tobytes() == clean[:21].tobytes() and not np.isfinite(out[21:]).any()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_to_nearest_even(tier: str, dtype: str) -> None:
+    """Every rounding case of the value path, which is stored as it comes: ties, subnormals, overflow, zeros."""
+    rng = np.random.default_rng(4)
+    shape = replace(BASE, num_heads=1, num_kv_heads=1, kv_dtype=dtype)
+    exact = from_kv_dtype(rng.integers(0, 0x7BFF, (64, 64)).astype(np.uint16).view(np.uint16), "bfloat16")
+    if dtype == "float16":
+        exact = rng.integers(0, 0x7BFF, (64, 64)).astype(np.uint16).view(np.float16).astype(np.float32)
+    exact[np.abs(exact) > 6e4] = 1.0
+    near = exact.view(np.uint32) + rng.choice([0, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001], (64, 64))
+    values = near.astype(np.uint32).view(np.float32) * rng.choice([-1.0, 1.0], (64, 64)).astype(np.float32)
+    tokens = np.zeros((64, 3 * 64), np.float32)
+    tokens[:, 128:] = values
+    cache = Cache(shape, [tokens], tier)
+    inputs = cache.inputs([(0, 0, 64)])
+    cache.run(inputs)
+    with np.errstate(over="ignore"):
+        _, expected = paged_attention(shape, inputs)
+    assert (cache.memory == expected).all()
+
+
+def test_a_cache_bound_apart_is_copied() -> None:
+    """kv_cache_out in other memory than kv_cache: the result is the same and the input is left alone."""
+    cache = Cache(BASE, make_tokens(BASE, 20), TIERS[-1])
+    inputs = cache.inputs([(0, 0, 20)])
+    shared = cache.run(inputs)
+    outputs = {"out": (20, 9 * 64), "kv_cache_out": cache.memory.shape}
+    apart = run_op("PagedAttention", inputs, BASE.attributes(), outputs=outputs, tier=TIERS[-1])
+    assert apart["out"].tobytes() == shared.tobytes()
+    assert (apart["kv_cache_out"] == cache.memory).all()
+    assert inputs["kv_cache"] is not None and (inputs["kv_cache"] == 0xFF).all()
+
+
+def test_no_tokens() -> None:
+    for steps in ([], [(0, 5, 5)]):
+        cache = Cache(BASE, make_tokens(BASE, 5), TIERS[-1])
+        before = cache.memory.copy()
+        assert cache.step(*steps).shape == (0, 9 * 64)
+        assert (cache.memory == before).all()
+
+
+BAD_INPUTS: dict[str, tuple[str, Any, str]] = {
+    "position": ("positions", [1, 2, 4], r"positions\[2\]: expected 3 .*, got 4"),
+    "negative_position": ("positions", [-1, 2, 3], r"positions\[0\]: expected 1 .*, got -1"),
+    "slot_high": ("slot_mapping", [0, 0, 64], r"slot_mapping\[2\]: expected -1 to 47, got 64"),
+    "slot_low": ("slot_mapping", [0, -2, 0], r"slot_mapping\[1\]: expected -1 to 47, got -2"),
+    "block_high": ("block_table", [[3, 0]], r"block_table\[0\]\[0\]: expected 0 to 2, got 3"),
+    "block_low": ("block_table", [[-1, 0]], r"block_table\[0\]\[0\]: expected 0 to 2, got -1"),
+    "block_table_narrow": ("block_table", np.zeros((1, 0)), r"block_table: expected at least 1 columns"),
+    "block_table_rows": ("block_table", [[1], [1]], r"block_table: expected shape \[1, any\], got \[2, 1\]"),
+    "seq_len": ("seq_lens", [2], r"seq_lens\[0\]: expected at least the request's 3 scheduled tokens, got 2"),
+    "start": ("query_start_loc", [1, 3], r"query_start_loc\[0\]: expected 0, got 1"),
+    "end": ("query_start_loc", [0, 2], r"positions\[0\]|query_start_loc\[1\]: expected the number of tokens"),
+    "end_high": ("query_start_loc", [0, 4], r"query_start_loc\[1\]: expected 0 to 3, got 4"),
+    "descending": ("query_start_loc", [0, -1], r"query_start_loc\[1\]: expected 0 to 3, got -1"),
+    "dtype_code": ("kv_layout", [3, 16], r"kv_layout\[0\]: expected a KV dtype code from 0 to 2, got 3"),
+    "block_size": ("kv_layout", [0, 0], r"kv_layout\[1\]: expected a block size of at least 1, got 0"),
+    "block_bytes": ("kv_layout", [0, 17], r"kv_cache: expected blocks of at least"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_inputs_are_named(name: str) -> None:
+    key, value, message = BAD_INPUTS[name]
+    cache = Cache(BASE, make_tokens(BASE, 4), TIERS[-1])
+    inputs = cache.inputs([(0, 1, 4)])
+    inputs[key] = np.array(value, np.int32)
+    with pytest.raises(Exception, match=message):
+        cache.run(inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_heads": 10}, r"attribute 'num_heads': expected a multiple of num_kv_heads = 3, got 10"),
+        ({"head_dim": 60}, r"attribute 'head_dim': expected a multiple of 8 up to 512, got 60"),
+        ({"head_dim": 520}, r"attribute 'head_dim'"),
+        ({"sliding_window": -1}, r"attribute 'sliding_window'"),
+        ({"soft_cap": -1.0}, r"attribute 'soft_cap'"),
+        ({"rope_interleaved": 2}, r"attribute 'rope_interleaved': expected 0 or 1, got 2"),
+        ({"kv_offset": -1}, r"attribute 'kv_offset'"),
+    ],
+)
+def test_bad_attributes_are_named(change: dict[str, Any], message: str) -> None:
+    cache = Cache(BASE, make_tokens(BASE, 4), TIERS[-1])
+    inputs = cache.inputs([(0, 0, 4)])
+    cache.shape = replace(BASE, **change)
+    with pytest.raises(Exception, match=message):
+        cache.run(inputs)
+
+
+def test_rotary_dim_is_checked() -> None:
+    cache = Cache(BASE, make_tokens(BASE, 4), TIERS[-1])
+    inputs = cache.inputs([(0, 0, 4)])
+    inputs["cos_sin"] = np.zeros((4, 66), np.float32)
+    with pytest.raises(Exception, match=r"cos_sin: expected an even rotary_dim of at most head_dim = 64"):
+        cache.run(inputs)

@@ -1,0 +1,225 @@
+"""ModelSession: loading, the KV cache's memory, input checks, errors, determinism across threads and chunks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from trivet.backends import library
+from trivet.backends.contract.manifest import read_manifest
+from trivet.backends.errors import (
+    BackendError,
+    InvalidInputError,
+    KernelError,
+    LibraryNotFoundError,
+    SessionCreateError,
+    UnsupportedDeviceError,
+)
+from trivet.backends.session import ModelSession
+from trivet.exporters import export
+
+from .steps import BLOCK_SIZE, step_inputs
+
+PROMPT = [int(t) for t in np.random.default_rng(0).integers(3, 300, 41)]
+
+
+@pytest.fixture(scope="module")
+def package(tiny: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(tiny("llama", "gguf-q8_0"), tmp_path_factory.mktemp("package") / "llama", verify=False)
+
+
+@pytest.fixture
+def open_session(package: Path) -> Iterator[Callable[..., ModelSession]]:
+    sessions: list[ModelSession] = []
+
+    def make(**options: Any) -> ModelSession:
+        session = ModelSession(package, read_manifest(package), **options)
+        session.allocate_kv_cache(num_blocks=64, block_size=BLOCK_SIZE, dtype="float32")
+        sessions.append(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def logits_of(session: ModelSession, chunks: list[int]) -> NDArray[Any]:
+    """Logits of all positions of PROMPT, computed in chunks of the given sizes."""
+    done, parts = 0, []
+    for size in chunks:
+        inputs = step_inputs(PROMPT[done : done + size], done, all_logits=True)
+        parts.append(session.run(inputs, ["logits"])["logits"])
+        done += size
+    assert done == len(PROMPT)
+    return np.concatenate(parts)
+
+
+def test_chunks_and_threads_do_not_change_a_bit(open_session: Callable[..., ModelSession]) -> None:
+    whole = logits_of(open_session(num_threads=1), [len(PROMPT)])
+    assert np.isfinite(whole).all()
+    assert np.ptp(whole) > 0.1
+    for threads, chunks in [(2, [41]), (3, [1] * 41), (2, [16, 16, 9]), (1, [40, 1])]:
+        np.testing.assert_array_equal(logits_of(open_session(num_threads=threads), chunks), whole)
+
+
+def test_every_tier_agrees(open_session: Callable[..., ModelSession]) -> None:
+    probed = library.probe_cpu()
+    results = {
+        tier: logits_of(open_session(cpu_tier=tier), [41]) for tier, missing in probed["tiers"].items() if not missing
+    }
+    scale = np.abs(results["scalar"]).max()
+    for tier, logits in results.items():
+        assert np.abs(logits - results["scalar"]).max() < 1e-2 * scale, tier
+
+
+def test_outputs_are_those_asked_for_and_the_extra_ones(package: Path) -> None:
+    session = ModelSession(package, read_manifest(package), extra_outputs=["layers.0.residual"])
+    session.allocate_kv_cache(num_blocks=8, block_size=BLOCK_SIZE, dtype="float16")
+    got = session.run(step_inputs(PROMPT[:5], 0), ["sampled_token_ids", "logits"])
+    assert list(got) == ["sampled_token_ids", "logits", "layers.0.residual"]
+    assert got["layers.0.residual"].shape == (5, 64)
+    assert got["sampled_token_ids"].tolist() == [int(got["logits"][0].argmax())]
+    assert list(session.run(step_inputs(PROMPT[:3], 0), [])) == ["layers.0.residual"]
+    with pytest.raises(InvalidInputError, match=r"extra output 'layers\.9\.residual': the graph .* has no such tensor"):
+        ModelSession(package, read_manifest(package), extra_outputs=["layers.9.residual"])
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_kv_cache_is_lazy_in_place_and_shared_with_the_graph(package: Path) -> None:
+    manifest = read_manifest(package)
+    session = ModelSession(package, manifest)
+    before = resident_bytes()
+    blocks = (1 << 30) // (BLOCK_SIZE * manifest.kv_elements_per_token * 4)
+    assert session.allocate_kv_cache(num_blocks=blocks, block_size=BLOCK_SIZE, dtype="float32") > 1_000_000_000
+    session.run(step_inputs(PROMPT, 0), ["sampled_token_ids"])
+    assert resident_bytes() - before < 200_000_000
+    assert session._kv_values is not None
+    memory = session._kv_values[0].numpy()
+    assert memory[0].sum() == 0  # the null block
+    assert memory[1].any() and memory[3].any() and not memory[4].any()
+    with pytest.raises(BackendError, match="has a KV cache already"):
+        session.allocate_kv_cache(num_blocks=1, block_size=1, dtype="float32")
+
+
+def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> None:
+    expected = logits_of(open_session(num_threads=1), [41])
+    sessions = [open_session(num_threads=2) for _ in range(3)]
+    failures: list[BaseException] = []
+
+    def work(session: ModelSession) -> None:
+        try:
+            for chunks in ([41], [20, 21], [1] * 41) * 3:
+                np.testing.assert_array_equal(logits_of(session, chunks), expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_more_threads_than_cores_do_not_collapse(open_session: Callable[..., ModelSession]) -> None:
+    """Threads that only spin would cost scheduling slices (milliseconds) in each of the step's ~20 regions."""
+    cores = len(os.sched_getaffinity(0))
+    session = open_session(num_threads=4 * cores)
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        session.run(step_inputs(PROMPT[:8], 0), ["sampled_token_ids"])
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[len(times) // 2] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"positions": None}, "input 'positions' is missing"),
+        (
+            {"positions": np.zeros(5, np.int64)},
+            r"'positions': expected C-contiguous int32 of shape \('T',\), got int64",
+        ),
+        ({"positions": np.zeros((5, 1), np.int32)}, r"got int32 of shape \(5, 1\)"),
+        ({"positions": np.zeros(10, np.int32)[::2]}, "expected C-contiguous"),
+        ({"positions": np.zeros(4, np.int32)}, r"'positions': shape \(4,\) does not fit \('T',\), T is 5"),
+        ({"sampling_floats": np.zeros((1, 5), np.float32)}, r"does not fit \('S', 6\)"),
+        ({"seq_lens": np.zeros(2, np.int32)}, "extent R.1 = 2 while R = 2|R is 1"),
+        ({"kv_cach": np.zeros(1)}, r"inputs \['kv_cach'\] are not graph inputs"),
+    ],
+)
+def test_inputs_are_checked(open_session: Callable[..., ModelSession], change: dict[str, Any], message: str) -> None:
+    inputs = step_inputs(PROMPT[:5], 0) | change
+    with pytest.raises(InvalidInputError, match=message):
+        open_session().run({k: v for k, v in inputs.items() if v is not None}, ["logits"])
+
+
+def test_a_kernel_error_is_one_line_and_the_session_goes_on(open_session: Callable[..., ModelSession]) -> None:
+    session = open_session()
+    expected = logits_of(session, [41])
+    with pytest.raises(KernelError, match=r"^step failed: EmbedTokens .*input_ids\[1\]: expected an id from 0 to 383"):
+        session.run(step_inputs([5, 384], 0), ["logits"])
+    with pytest.raises(InvalidInputError, match="output 'logit': the graph has "):
+        session.run(step_inputs([5], 0), ["logit"])
+    np.testing.assert_array_equal(logits_of(session, [41]), expected)
+
+
+def test_arguments_and_files_are_checked(package: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(package)
+    with pytest.raises(UnsupportedDeviceError, match="'cuda'"):
+        ModelSession(package, manifest, device="cuda")
+    with pytest.raises(InvalidInputError, match="activation_dtype 'int4'"):
+        ModelSession(package, manifest, activation_dtype="int4")
+    with pytest.raises(InvalidInputError, match="num_threads 0"):
+        ModelSession(package, manifest, num_threads=0)
+    with pytest.raises(SessionCreateError, match=r"cannot read .*model\.onnx: No such file"):
+        ModelSession(tmp_path, manifest)
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(SessionCreateError, match="cannot load the model"):
+        ModelSession(tmp_path, manifest)
+    session = ModelSession(package, manifest)
+    with pytest.raises(BackendError, match="call allocate_kv_cache first"):
+        session.run(step_inputs([5], 0), ["logits"])
+    with pytest.raises(InvalidInputError, match="KV cache dtype 'int8'"):
+        session.allocate_kv_cache(num_blocks=2, block_size=16, dtype="int8")
+    session.close()
+
+
+def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
+    import msgspec
+
+    manifest = msgspec.structs.replace(read_manifest(package), source_dir=str(tmp_path))
+    with pytest.raises(SessionCreateError, match=read_manifest(package).sources[0].name):
+        ModelSession(package, manifest)
+
+
+def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "_CPU_LIBRARY", tmp_path / "libtrivet_cpu.so")
+    with pytest.raises(LibraryNotFoundError, match=r"not built\. In a checkout run `pip install -e"):
+        library.cpu_library_path()
+
+
+def test_overhead_per_run_is_small(open_session: Callable[..., ModelSession]) -> None:
+    """Checks and bindings of 20 inputs; a decode step of a small model takes a few milliseconds."""
+    session = open_session(num_threads=1)
+    inputs = step_inputs([5], 0)
+    best = float("inf")
+    for _ in range(200):
+        start = time.perf_counter()
+        session._check_inputs(inputs)
+        binding = session._binding._iobinding
+        for name in session._checks:
+            binding.bind_input(name, inputs[name])
+        best = min(best, time.perf_counter() - start)
+    assert best < 200e-6
