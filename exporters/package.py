@@ -7,6 +7,8 @@ sampled bytes of the weight files, the small files beside them, the options, and
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -97,11 +99,37 @@ def _file_digest(path: Path) -> str:
 
 
 def default_cache_dir() -> Path:
-    """$TRIVET_HOME/packages, else the user's cache directory (XDG) + trivet/packages."""
-    if home := os.environ.get("TRIVET_HOME"):
-        return Path(home).expanduser() / "packages"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "trivet" / "packages"
+    """$TRIVET_HOME/packages, else the user's cache directory (XDG, which must be absolute) + trivet/packages."""
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if home := os.environ.get("TRIVET_HOME"):
+            return Path(home).expanduser().absolute() / "packages"
+        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise PackageError("this user has no home folder to keep packages in; set TRIVET_HOME to a folder") from error
+    return base / "trivet" / "packages"
+
+
+@contextlib.contextmanager
+def one_export_at_a_time(source: Path, target: Path) -> Iterator[None]:
+    """Processes that export the same weights take turns, so that the later ones find the package of the first.
+
+    The lock is on the weight file itself: it leaves nothing behind. What a killed export left beside `target` is
+    removed. Where the file system has no locks the exports run side by side, which costs only time.
+    """
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be read: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            yield
+            return
+        for stale in target.parent.glob(f".{glob.escape(target.name)}.*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        yield
 
 
 def file_table(package_dir: Path) -> dict[str, dict[str, Any]]:

@@ -24,9 +24,18 @@ from ..backends.contract.manifest import (
 from .architectures import build_model
 from .architectures.model import Model
 from .checkpoint import Checkpoint, open_checkpoint, weight_paths
-from .errors import PackageError
+from .errors import CheckpointError, PackageError
 from .generation import read_generation_defaults
-from .package import default_cache_dir, entry_name, file_table, is_reusable, new_package, source_of, write_graph
+from .package import (
+    default_cache_dir,
+    entry_name,
+    file_table,
+    is_reusable,
+    new_package,
+    one_export_at_a_time,
+    source_of,
+    write_graph,
+)
 
 Progress = Callable[[str, float], None]
 _FLOAT_DTYPES: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -45,6 +54,7 @@ def run_export(
     """See exporters.export."""
     path = path.expanduser()
     paths = weight_paths(path)
+    _check_names([path, *paths])
     sources = [source_of(p) for p in paths]
     source_dir = paths[0].parent
     if out_dir is None:
@@ -54,14 +64,27 @@ def run_export(
     else:
         target = Path(os.path.abspath(out_dir.expanduser()))
         _check_out_dir(target, source_dir)
-    with open_checkpoint(path) as checkpoint:
-        _check_unchanged(checkpoint, sources)
-        progress("reading the checkpoint", 0.0)
-        model = build_model(checkpoint)
-        with new_package(target) as folder:
-            _write_package(folder, checkpoint, model, sources, verify, tokenizer_pre, progress)
+    with one_export_at_a_time(paths[0], target):
+        if out_dir is None and is_reusable(target, source_dir, sources, verify):
+            return target  # another process was faster
+        with open_checkpoint(path) as checkpoint:
+            _check_unchanged(checkpoint, sources)
+            progress("reading the checkpoint", 0.0)
+            model = build_model(checkpoint)
+            with new_package(target) as folder:
+                _write_package(folder, checkpoint, model, sources, verify, tokenizer_pre, progress)
     progress("done", 1.0)
     return target
+
+
+def _check_names(paths: list[Path]) -> None:
+    """Graph and manifest name the weight files in UTF-8."""
+    for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(path).decode(errors="backslashreplace")
+            raise CheckpointError(f"{shown}: the path is not valid UTF-8; rename the file or folder") from None
 
 
 def _check_out_dir(target: Path, source_dir: Path) -> None:

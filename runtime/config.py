@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -88,8 +89,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         refuse_non_defaults(self)
-        require(self.max_model_len is None or self.max_model_len == -1 or self.max_model_len >= 1,
-                 "max_model_len", self.max_model_len, "a positive number of tokens, or -1 for what fits")  # fmt: skip
+        require(self.max_model_len is None or self.max_model_len == -1 or self.max_model_len >= 2,
+                 "max_model_len", self.max_model_len, "2 tokens or more, or -1 for what fits")  # fmt: skip
         require(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "-1 or more")
 
 
@@ -179,7 +180,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    device: Literal["auto", "cpu"] = option("auto", "Where the model runs; auto = cpu.")
+    device: str = option("auto", "Where the model runs: cpu, cuda or cuda:N; auto = cpu.")
     num_threads: int | None = option(
         None, "Threads of the CPU back end; default: physical cores.", aliases=("threads",)
     )
@@ -190,6 +191,13 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         require(self.num_threads is None or self.num_threads >= 1, "num_threads", self.num_threads, "1 or more")
+        known = re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None
+        require(known, "device", self.device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
+
+    @property
+    def resolved_device(self) -> str:
+        """The device by the name that backends know."""
+        return "cpu" if self.device == "auto" else self.device
 
 
 SECTIONS: Final[dict[str, type[Any]]] = {
@@ -256,9 +264,18 @@ class EngineConfig:
     ) -> Self:
         """A copy with max_model_len, cache_dtype, the batch limits and the KV cache plan settled.
 
-        free_bytes: memory to plan with, None = asked of the system. Raises ConfigError, KVCacheError.
+        free_bytes: memory to plan with, None = asked of the device, or of the system for the CPU. Raises ConfigError,
+        KVCacheError, and BackendError for a device that cannot be used.
         """
-        plan = plan_kv_cache(self._sizing_request(manifest), free_bytes=free_bytes, environ=environ)
+        from ..backends.library import free_device_bytes
+
+        device_bytes = free_device_bytes(self.device_config.resolved_device) if free_bytes is None else None
+        plan = plan_kv_cache(
+            self._sizing_request(manifest),
+            free_bytes=free_bytes if device_bytes is None else device_bytes,
+            device_memory=device_bytes is not None,
+            environ=environ,
+        )
         scheduler = self.scheduler_config
         if "max_num_batched_tokens" not in self.explicit:
             tokens = scheduler.max_num_batched_tokens

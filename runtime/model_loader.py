@@ -47,16 +47,16 @@ def resolve_package(
 def load_model(config: EngineConfig, *, progress: ProgressCallback | None = None) -> LoadedModel:
     """Open the model of `config` and allocate its KV cache. The caller closes the session."""
     package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
-    config = config.resolve(manifest)
-    device = config.device_config
     from ..backends.errors import BackendError
     from ..backends.session import ModelSession
 
     try:
+        config = config.resolve(manifest)
+        device = config.device_config
         session = ModelSession(
             package_dir,
             manifest,
-            device="cpu" if device.device == "auto" else device.device,
+            device=device.resolved_device,
             num_threads=device.num_threads,
             activation_dtype=device.activation_dtype,
             cpu_tier=device.cpu_tier,

@@ -14,6 +14,9 @@ SAMPLING_EPS: Final = 1e-5  # temperatures below are greedy
 MIN_TEMPERATURE: Final = 1e-2  # positive temperatures below are raised to it, with a warning
 MAX_TEMPERATURE: Final = 2.0
 MAX_LOGIT_BIAS: Final = 100.0
+MAX_REPETITION_PENALTY: Final = 1e20  # and its inverse: logits must stay finite in float32
+MIN_TOP_P: Final = 1e-30  # it is a float32 in the sampler, where 0 means nothing
+_MAX_ID_DIGITS: Final = 20
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -76,6 +79,7 @@ class SamplingParams:
             self.seed = None
         if self.top_k == -1:
             self.top_k = 0
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or ()))  # looked through after every token
         if 0.0 < self.temperature < MIN_TEMPERATURE:
             self.warnings.append(
                 f"temperature {self.temperature:g} is below {MIN_TEMPERATURE}, where probabilities lose all precision: "
@@ -175,9 +179,12 @@ def _check_numbers(p: SamplingParams) -> None:
     require(-2.0 <= p.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]")
     require(-2.0 <= p.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]")
     require(p.repetition_penalty > 0.0, "repetition_penalty", "greater than zero")
+    in_range = 1 / MAX_REPETITION_PENALTY <= p.repetition_penalty <= MAX_REPETITION_PENALTY
+    require(in_range, "repetition_penalty", f"in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]")
     require(p.temperature >= 0.0, "temperature", "non-negative")
     require(p.temperature <= MAX_TEMPERATURE, "temperature", "in [0, 2]")
     require(0.0 < p.top_p <= 1.0, "top_p", "in (0, 1]")
+    require(p.top_p >= MIN_TOP_P, "top_p", f"at least {MIN_TOP_P:g}")
     require(-1 <= p.top_k < 2**31, "top_k", "0 (off), -1 (off) or at least 1")
     require(0.0 <= p.min_p <= 1.0, "min_p", "in [0, 1]")
     require(p.seed is None or _INT64_MIN <= p.seed <= _INT64_MAX, "seed", "a signed 64-bit integer")
@@ -223,6 +230,6 @@ def _bias_token(key: object) -> int:
     """The token id of a logit_bias key; JSON objects have string keys, so "42" is 42."""
     if _is_int(key):
         return key  # type: ignore[return-value]
-    if isinstance(key, str) and key.isascii() and key.isdigit():
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS:
         return int(key)
-    raise InvalidRequestError(f"logit_bias keys must be token ids, got {key!r}")
+    raise InvalidRequestError(f"logit_bias keys must be token ids, got {repr(key)[:80]}")

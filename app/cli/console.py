@@ -7,6 +7,8 @@ import shutil
 import sys
 import time
 
+from .errors import CliError
+
 _RED, _DIM, _RESET = "\x1b[31m", "\x1b[2m", "\x1b[0m"
 _BAR_WIDTH = 24
 
@@ -24,6 +26,17 @@ def error(message: str) -> None:
 def note(message: str) -> None:
     """Something the user should know though nothing is wrong."""
     _write(f"{_DIM}{message}{_RESET}\n" if uses_colour() else f"{message}\n")
+
+
+def answer(text: str) -> None:
+    """Write to stdout, at once. BrokenPipeError when the reader has left, CliError when it cannot take the text."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        raise CliError(f"cannot write to stdout: {failure.strerror}") from failure
 
 
 def end_line() -> None:

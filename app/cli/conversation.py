@@ -77,8 +77,7 @@ def print_answer(deltas: Generator[Delta, None, None], *, stats: bool) -> str | 
                 for warning in delta.warnings:
                     console.note(f"note: {warning}")
                 text += delta.text
-                sys.stdout.write(delta.text)
-                sys.stdout.flush()
+                console.answer(delta.text)
     except KeyboardInterrupt:
         stopped = True
     if not text.endswith("\n"):

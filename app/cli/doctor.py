@@ -33,6 +33,7 @@ def run(args: Namespace) -> int:
     report = {
         "versions": _versions(problems),
         "cpu": _probe(_cpu, "the CPU back end cannot be loaded", problems),
+        "cuda": _probe(_cuda, "CUDA devices are unknown", problems),
         "threads": _probe(lambda: _threads(args), "threads are unknown", problems),
         "memory": _memory(),
         "folders": {name: _folder(path, problems) for name, path in _folders().items()},
@@ -68,6 +69,12 @@ def _cpu() -> Any:
     from ...backends.session import describe_cpu
 
     return describe_cpu()
+
+
+def _cuda() -> Any:
+    from ...backends.cuda.device import describe_cuda
+
+    return describe_cuda()
 
 
 def _threads(args: Namespace) -> dict[str, int]:

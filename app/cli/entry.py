@@ -44,21 +44,45 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; raises nothing but SystemExit for --help and --version."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_standard_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a character the terminal cannot show must not end the run
     try:
         status = _dispatch(arguments)
-        sys.stdout.flush()
+        console.answer("")  # what is buffered
         return int(status)
     except KeyboardInterrupt:
         console.end_line()
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # Whatever is still buffered cannot be written; without this the interpreter would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
         return int(ExitCode.BROKEN_PIPE)
     except Exception as error:
+        _drop_unwritten()
         return int(_report(error))
+
+
+def _drop_unwritten() -> None:
+    """Write what is buffered, or drop it where that is impossible: the interpreter would complain at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Put something in place of standard streams that are closed, or the next file opened would take their number.
+
+    Reading gives the end of input, notes go nowhere, and writing an answer fails as it should.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            flags = os.O_WRONLY if number == 2 else os.O_RDONLY  # a write to stdout is an error (EBADF)
+            os.dup2(os.open(os.devnull, flags), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -106,7 +130,7 @@ def _report(error: Exception) -> ExitCode:
     if ours:
         text = str(error)
     elif isinstance(error, OSError):
-        text = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
     else:
         text = f"internal error: {type(error).__name__}: {error} (TRIVET_DEBUG=1 shows where)"
     console.error(" ".join(text.split()))

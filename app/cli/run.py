@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Generator
 from contextlib import closing
@@ -68,11 +67,10 @@ def _print_text(deltas: Generator[Delta, None, None]) -> int:
     text = ""
     for delta in deltas:
         _show_warnings(delta)
-        sys.stdout.write(delta.text)
-        sys.stdout.flush()
+        console.answer(delta.text)
         text = delta.text or text
     if not text.endswith("\n"):
-        print()
+        console.answer("\n")
     return ExitCode.OK
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from .errors import APIError, bad_request
+from .errors import APIError, BodyTooLargeError, bad_request
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # written as an escape, the only way into UTF-8
+_LONE = re.compile("[\ud800-\udfff]")  # the decoder joins pairs
 
 
 async def read_json(request: Request, max_bytes: int) -> Any:
@@ -18,17 +22,36 @@ async def read_json(request: Request, max_bytes: int) -> Any:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise bad_request(f"the Content-Type is {media_type or 'missing'}; application/json is expected")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise bad_request(f"the Content-Encoding is {encoding}; only an uncompressed body is accepted")
     body = await _read_bounded(request, max_bytes)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not valid UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        content = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise bad_request("the body is nested too deeply") from error
     except ValueError as error:  # also JSONDecodeError, and integers of thousands of digits
         raise bad_request(f"the body is not valid JSON: {error}") from error
+    if _SURROGATE.search(text):
+        _refuse_lone_surrogates(content)
+    return content
+
+
+def _refuse_lone_surrogates(content: Any) -> None:
+    """Such a string has no encoding: it could be neither tokenised nor sent back."""
+    waiting = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and (lone := _LONE.search(value)):
+            raise bad_request(f"the body holds the lone surrogate \\u{ord(lone[0]):04x}, which is no character")
 
 
 def parse(model: type[Model], content: Any) -> Model:
@@ -42,7 +65,7 @@ def parse(model: type[Model], content: Any) -> Model:
 
 
 async def _read_bounded(request: Request, max_bytes: int) -> bytes:
-    too_large = APIError(
+    too_large = BodyTooLargeError(
         413,
         f"the body is larger than the {max_bytes} bytes this server accepts (--max-body-bytes)",
         headers={"Connection": "close"},
@@ -76,7 +99,7 @@ def _describe(error: ValidationError) -> APIError:
     details = error.errors(include_url=False, include_context=False)
     unknown = [".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"]
     if unknown:
-        names = ", ".join(map(repr, unknown))
+        names = ", ".join(map(repr, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
         return bad_request(f"unknown field {names}: this server has no such field; leave it out", unknown[0])
     first = details[0]
     param = ".".join(str(part) for part in first["loc"]) or None

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from ...runtime.errors import EngineDeadError, InvalidRequestError
 
 logger = logging.getLogger("trivet.server")
+
+_LINGER_SECONDS = 5.0  # in all
+_LINGER_IDLE_SECONDS = 1.0  # without a byte
 
 _TYPES = {
     400: "BadRequestError",
@@ -51,6 +58,29 @@ class APIError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+class BodyTooLargeError(APIError):
+    """The rest of the body is read and dropped for a while after the answer.
+
+    Closing at once would reset the connection, and a client that is still sending would never see the answer.
+    """
+
+    def response(self) -> JSONResponse:
+        return _LingeringResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+class _LingeringResponse(JSONResponse):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": bytes(self.body), "more_body": True})
+        # Reading on would tell a client that waits for "100 Continue" to send.
+        if "expect" not in Headers(scope=scope):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_SECONDS):
+                    while (await asyncio.wait_for(receive(), _LINGER_IDLE_SECONDS)).get("more_body"):
+                        pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def bad_request(message: str, param: str | None = None) -> APIError:

@@ -18,11 +18,7 @@ TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
-class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class Source(_Struct):
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A checkpoint file that the graph's external data points into."""
 
     name: str  # file name, relative to Manifest.source_dir
@@ -31,7 +27,7 @@ class Source(_Struct):
     digest: str  # sha256 of size, the first 16 MiB (header, tensor table) and spread samples, hex
 
 
-class KVCacheSpec(_Struct):
+class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one attention layer keeps per token."""
 
     layer: int
@@ -41,7 +37,7 @@ class KVCacheSpec(_Struct):
     sliding_window: int = 0  # 0 = full attention
 
 
-class Architecture(_Struct):
+class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Facts for display and checks; the runtime never branches on `family`."""
 
     family: str  # "llama", "qwen2", "qwen3", "gemma3"
@@ -56,7 +52,7 @@ class Architecture(_Struct):
     num_parameters: int
 
 
-class TokenizerSpec(_Struct):
+class TokenizerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bos_token_id: int | None = None
     eos_token_ids: list[int] = []  # generation stops at any of these
     pad_token_id: int | None = None
@@ -68,7 +64,7 @@ class TokenizerSpec(_Struct):
     chat_templates: dict[str, str] = {}  # named templates besides the default one
 
 
-class GenerationDefaults(_Struct):
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From generation_config.json or GGUF metadata; None = the runtime's own default."""
 
     temperature: float | None = None
@@ -79,7 +75,7 @@ class GenerationDefaults(_Struct):
     max_new_tokens: int | None = None
 
 
-class Verification(_Struct):
+class Verification(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Outcome of the export-time comparison with a NumPy evaluation of the checkpoint."""
 
     performed: bool
@@ -88,7 +84,7 @@ class Verification(_Struct):
     tolerance: float | None = None
 
 
-class Manifest(_Struct):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schema_version: int
     trivet_version: str
     source_dir: str  # absolute real path of the folder of the checkpoint files

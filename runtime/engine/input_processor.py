@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import InvalidRequestError
+from ..runner.sampling_state import NO_TOKEN_LEFT
 from ..sampling_params import SamplingParams
 from .messages import EngineCoreRequest
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
 MAX_N: Final = 16384
+MAX_STRINGS: Final = 1024  # stop strings and bad words of a request: each is looked for after every token
 _PROMPT_KEYS: Final = ("prompt", "prompt_token_ids", "cache_salt")
 
 
@@ -99,6 +101,9 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams) -> None:
         if params.n > MAX_N:
             raise InvalidRequestError(f"n must be at most {MAX_N}, got {params.n}")
+        for name, strings in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
+            if len(strings) > MAX_STRINGS:
+                raise InvalidRequestError(f"{name} has {len(strings)} strings, at most {MAX_STRINGS} are accepted")
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name)
             if wanted is None:
@@ -121,12 +126,18 @@ class InputProcessor:
 
     def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """The engine's copy: nothing in it is left to be decided later."""
-        return params.clone(
+        resolved = params.clone(
             max_tokens=self._max_model_len - num_prompt_tokens if params.max_tokens is None else params.max_tokens,
             seed=self._draw_seed() - 2**63 if params.seed is None else params.seed,
             eos_token_ids=self._eos_token_ids,
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or []),
         )
+        banned = {words[0] for words in resolved.bad_words_token_ids if len(words) == 1}
+        if resolved.min_tokens:
+            banned |= resolved.all_stop_token_ids
+        if banned.issuperset(resolved.allowed_token_ids or range(self._vocab_size)):
+            raise InvalidRequestError(NO_TOKEN_LEFT)
+        return resolved
 
     def _tokenize_bad_words(self, bad_words: list[str]) -> list[list[int]]:
         """Each word as it is tokenised at the start of a text and after a space."""

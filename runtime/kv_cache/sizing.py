@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 GIB: Final = 1 << 30
 KV_SPACE_ENV: Final = "TRIVET_CPU_KVCACHE_SPACE"  # GiB
 DEFAULT_MAX_BYTES: Final = 4 * GIB  # of a default-sized cache, unless one sequence needs more
-DEFAULT_MAX_BLOCKS: Final = 1 << 16  # of a default-sized cache: the block pool is made of Python objects, about 1 us each
+DEFAULT_MAX_BLOCKS: Final = (
+    1 << 16
+)  # of a default-sized cache: the block pool is made of Python objects, about 1 us each
 DEFAULT_FRACTION: Final = 0.5  # of the free memory, for a default-sized cache
 LIMIT_FRACTION: Final = 0.92  # of the free memory, up to which a default-sized cache grows to hold one sequence
 
@@ -81,13 +83,19 @@ def page_size_bytes(specs: Sequence[KVCacheSpec], block_size: int, dtype_bytes: 
 
 
 def plan_kv_cache(
-    request: KVSizingRequest, *, free_bytes: int | None = None, environ: Mapping[str, str] = os.environ
+    request: KVSizingRequest,
+    *,
+    free_bytes: int | None = None,
+    device_memory: bool = False,
+    environ: Mapping[str, str] = os.environ,
 ) -> KVCachePlan:
     """Decide on the number of blocks and on max_model_len.
 
     num_gpu_blocks_override > kv_cache_memory_bytes > $TRIVET_CPU_KVCACHE_SPACE > gpu_memory_utilization of the free
     memory > default: half of the free memory but at most 4 GiB or 65,536 blocks, more (up to 92 % of it) if one sequence of
-    max_model_len needs more. Free memory is `free_bytes` (None = asked of the system) less the weights.
+    max_model_len needs more. Free memory is `free_bytes` (None = asked of the system) less the weights. device_memory:
+    `free_bytes` is memory that nothing but the model uses; the variable, which is the CPU's, does not count, and the
+    default is 92 % of it or 65,536 blocks.
     Raises KVCacheError when the cache cannot hold one sequence of max_model_len tokens.
     """
     page = request.page_size_bytes
@@ -97,7 +105,10 @@ def plan_kv_cache(
         num_blocks, source = request.num_gpu_blocks_override, "num_gpu_blocks_override"
         budget = num_blocks * page
     else:
-        budget, source = _budget_bytes(request, page * request.blocks_for(wanted_len), free_bytes, environ)
+        one_sequence = page * request.blocks_for(wanted_len)
+        budget, source = _budget_bytes(
+            request, one_sequence, free_bytes, {} if device_memory else environ, device_memory
+        )
         num_blocks = budget // page
     feasible_len = min(max(num_blocks - 1, 0) * request.block_size, request.model_max_len)
     if request.max_model_len == -1:
@@ -113,7 +124,11 @@ def plan_kv_cache(
 
 
 def _budget_bytes(
-    request: KVSizingRequest, one_sequence: int, free_bytes: int | None, environ: Mapping[str, str]
+    request: KVSizingRequest,
+    one_sequence: int,
+    free_bytes: int | None,
+    environ: Mapping[str, str],
+    device_memory: bool,
 ) -> tuple[int, str]:
     """(bytes, where they come from)."""
     if request.kv_cache_memory_bytes is not None:
@@ -125,7 +140,10 @@ def _budget_bytes(
     if request.gpu_memory_utilization is not None:
         share = request.gpu_memory_utilization
         return int(share * free), f"gpu_memory_utilization {share:g} of {free / GIB:.2f} GiB free memory"
-    budget = min(DEFAULT_MAX_BYTES, DEFAULT_MAX_BLOCKS * request.page_size_bytes, int(DEFAULT_FRACTION * free))
+    if device_memory:
+        budget = min(DEFAULT_MAX_BLOCKS * request.page_size_bytes, int(LIMIT_FRACTION * free))
+    else:
+        budget = min(DEFAULT_MAX_BYTES, DEFAULT_MAX_BLOCKS * request.page_size_bytes, int(DEFAULT_FRACTION * free))
     if request.max_model_len != -1:
         budget = max(budget, min(one_sequence, int(LIMIT_FRACTION * free)))
     return budget, f"the default share of {free / GIB:.2f} GiB free memory"

@@ -15,12 +15,15 @@ _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def home() -> Path:
-    """The root of all that trivet writes; it need not exist yet."""
-    if chosen := os.environ.get("TRIVET_HOME"):
-        return Path(chosen).expanduser().absolute()
+    """The root of all that trivet writes; it need not exist yet. CacheError when the user has no home."""
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says that a relative value counts as unset.
-    base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    try:
+        if chosen := os.environ.get("TRIVET_HOME"):
+            return Path(chosen).expanduser().absolute()
+        # The XDG specification says that a relative value counts as unset.
+        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise CacheError("this user has no home folder to keep models in; set TRIVET_HOME to a folder") from error
     return base / "trivet"
 
 

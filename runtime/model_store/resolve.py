@@ -29,7 +29,7 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
         found = find_reference(parse_reference(model)) or pull(model, progress=progress)
         found.check()
         return found.path
-    path = Path(model).expanduser()
+    path = _expanded(model)
     bare = path.name == model and not model.endswith(".gguf") and model not in (".", "..")
     if bare and (stored := find_name(model)):
         stored.check()
@@ -84,10 +84,19 @@ def find_reference(reference: Reference) -> store.StoredModel | None:
     return store.find(str(reference))
 
 
+def _expanded(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError as error:  # ~USER of nobody, or ~ without a home
+        raise ModelNotFoundError(f"no model {model!r}: the home folder of {model.split('/')[0]} is unknown") from error
+
+
 def _checkpoint_path(path: Path) -> Path:
     """A path as it is when it is a file, a package or a checkpoint; the one GGUF model of a folder otherwise."""
     if path.is_file():
         return path
+    if not path.is_dir():
+        raise ModelNotFoundError(f"{path} is neither a file nor a folder (a pipe, a device or a socket)")
     if (path / _PACKAGE_MARK).is_file() or (path / _CHECKPOINT_MARK).is_file():
         return path
     groups = gguf_files.group(entry.name for entry in path.iterdir() if entry.is_file())
@@ -106,7 +115,11 @@ def _not_found(model: str, path: Path, bare: bool) -> str:
         hint = (
             f"; for a repository of a hub write hf:{model}" if model.count("/") == 1 and model[0] not in "./~" else ""
         )
-        return f"no model {model!r}: there is no file or folder {path.absolute()}{hint}"
+        try:
+            place = path.absolute()
+        except OSError:  # the working folder was removed
+            place = path
+        return f"no model {model!r}: there is no file or folder {place}{hint}"
     names = sorted({*catalogue().models, *(stored.record.name for stored in store.list_models())})
     close = difflib.get_close_matches(model, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

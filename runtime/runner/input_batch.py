@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...backends.contract.opset import SAMPLING_FLOATS, SAMPLING_INTS
-from .sampling_state import ROW_LISTS, SamplingState
+from .sampling_state import NO_TOKEN_LEFT, ROW_LISTS, SamplingState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class BatchInputs(NamedTuple):
     arrays: dict[str, NDArray[Any]]
     rows: list[SampleRow]
     wants_logprobs: bool
+    errors: dict[str, str]  # requests that no token can be drawn for; the token of their row means nothing
 
 
 class _RequestState:
@@ -127,11 +128,12 @@ class InputBatch:
             end += count
             self.query_start_loc[index + 1] = end
         arrays = self._token_arrays(num_requests, end, block_table)
-        rows = self._sample_rows(output.scheduled)
+        errors: dict[str, str] = {}
+        rows = self._sample_rows(output.scheduled, errors)
         arrays.update(self._row_arrays(rows))
         max_logprobs = max((row.num_logprobs for row in rows), default=-1)
         arrays["max_num_logprobs"] = np.array(max(max_logprobs, 0), np.int32)
-        return BatchInputs(arrays, rows, max_logprobs >= 0)
+        return BatchInputs(arrays, rows, max_logprobs >= 0, errors)
 
     def _state(self, scheduled: ScheduledRequest) -> _RequestState:
         request_id = scheduled.request.request_id
@@ -156,8 +158,12 @@ class InputBatch:
             "seq_lens": self.seq_lens[:num_requests],
         }
 
-    def _sample_rows(self, scheduled_requests: list[ScheduledRequest]) -> list[SampleRow]:
-        """Fill the per-row buffers: prompt positions whose logprobs are wanted, and rows that sample."""
+    def _sample_rows(self, scheduled_requests: list[ScheduledRequest], errors: dict[str, str]) -> list[SampleRow]:
+        """Fill the per-row buffers: prompt positions whose logprobs are wanted, and rows that sample.
+
+        A request whose lists leave no token goes to `errors`; its row is forced, because the op refuses the whole step
+        for a row that cannot be sampled.
+        """
         for growable in self.lists.values():
             growable.size = 0
         rows: list[SampleRow] = []
@@ -174,7 +180,11 @@ class InputBatch:
                 self.sampling_ints[row, _OFFSET] = request.num_output_tokens
                 rows.append(SampleRow(request.request_id, state.num_logprobs, is_prompt=False))
                 if state.has_lists:
-                    for name, values in state.row_lists(request):
+                    lists = list(state.row_lists(request))
+                    if state.leaves_nothing(lists):
+                        errors[request.request_id] = NO_TOKEN_LEFT
+                        self.sampling_ints[row, _FORCED] = 0
+                    for name, values in lists:
                         self.lists[name].append(values)
                 self._close_row(row)
         return rows

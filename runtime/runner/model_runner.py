@@ -46,13 +46,16 @@ class ModelRunner:
         self._batch.forget(scheduler_output)
         if not scheduler_output.scheduled:
             return ModelRunnerOutput(sampled_token_ids={})
-        arrays, rows, wants_logprobs = self._batch.build(scheduler_output)
+        arrays, rows, wants_logprobs, errors = self._batch.build(scheduler_output)
         results = self._session.run(arrays, _TOKENS_AND_LOGPROBS if wants_logprobs else _TOKENS)
         token_ids: list[int] = results["sampled_token_ids"].tolist()
         output = ModelRunnerOutput(
             sampled_token_ids={
-                row.request_id: [token] for row, token in zip(rows, token_ids, strict=True) if not row.is_prompt
-            }
+                row.request_id: [token]
+                for row, token in zip(rows, token_ids, strict=True)
+                if not row.is_prompt and row.request_id not in errors
+            },
+            errors=errors,
         )
         if wants_logprobs:
             _add_logprobs(output, rows, token_ids, results)

@@ -20,6 +20,9 @@ ROW_LISTS: Final[dict[str, type[np.generic]]] = {
     "bias_token_ids": np.int32,
     "bias_values": np.float32,
 }
+NO_TOKEN_LEFT: Final = (
+    "no token is left to generate: bad_words, and the stop tokens that min_tokens bans, exclude every allowed token"
+)
 
 
 class SamplingState:
@@ -41,12 +44,14 @@ class SamplingState:
         "num_prompt_logprobs",
         "stop_token_ids",
         "uses_penalties",
+        "vocab_size",
     )
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         params = request.sampling_params
         if params.seed is None:
             raise ValueError(f"request {request.request_id}: the engine draws a seed before a request is scheduled")
+        self.vocab_size = vocab_size
         self.num_logprobs = _widen(params.logprobs, vocab_size)
         self.num_prompt_logprobs = _widen(params.prompt_logprobs, vocab_size)
         self.floats = np.array(
@@ -63,7 +68,7 @@ class SamplingState:
         self.uses_penalties = params.uses_penalties
         num_history_prompt = request.num_prompt_tokens if self.uses_penalties else 0  # no history row without penalties
         self.ints = np.array([params.top_k, params.seed, 0, self.num_logprobs, -1, num_history_prompt], np.int64)
-        self.allowed = np.array(params.allowed_token_ids or (), np.int32)
+        self.allowed = np.unique(np.array(params.allowed_token_ids or (), np.int32))
         self.bad_words = params.bad_words_token_ids
         self.min_tokens = params.min_tokens
         self.stop_token_ids = np.array(sorted(params.all_stop_token_ids), np.int32)
@@ -86,6 +91,16 @@ class SamplingState:
         if self.bias[0].size:
             yield "bias_token_ids", self.bias[0]
             yield "bias_values", self.bias[1]
+
+    def leaves_nothing(self, lists: list[tuple[str, NDArray[Any]]]) -> bool:
+        """Whether the banned tokens of `lists` (from row_lists) are all that may be drawn."""
+        banned = [values for name, values in lists if name == "banned_token_ids"]
+        num_banned = sum(map(len, banned))
+        if not num_banned or num_banned < (self.allowed.size or self.vocab_size):
+            return False
+        if self.allowed.size:
+            return not np.setdiff1d(self.allowed, np.concatenate(banned)).size
+        return len(np.unique(np.concatenate(banned))) == self.vocab_size
 
     def _banned_last_tokens(self, request: Request) -> list[int]:
         """Last tokens of the bad words whose other tokens are the end of the output."""

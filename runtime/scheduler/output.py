@@ -57,6 +57,7 @@ class ModelRunnerOutput:
     sampled_token_ids: dict[str, list[int]]  # only requests that sampled
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # aligned with sampled_token_ids
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # for prompt tokens reached now
+    errors: dict[str, str] = field(default_factory=dict)  # requests that cannot go on, and why; they sampled nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,8 +275,9 @@ class Scheduler:
     ) -> EngineCoreOutputs:
         """Append sampled tokens, end requests that are done and free their blocks.
 
-        Requests that were ended from outside since schedule() are passed over. Raises RuntimeError when the runner
-        returned tokens for a prompt chunk or none for a request that had to sample.
+        Requests that were ended from outside since schedule() are passed over, those that the runner gave up fail
+        alone. Raises RuntimeError when the runner returned tokens for a prompt chunk or none for a request that had to
+        sample.
         """
         outputs: list[EngineCoreOutput] = []
         stopped: list[Request] = []
@@ -285,6 +286,10 @@ class Scheduler:
             if request.is_finished:
                 continue
             request_id = request.request_id
+            if error := runner_output.errors.get(request_id):
+                self._remove_from_queues([request])
+                self._fail_request(request, error)
+                continue
             new_token_ids = runner_output.sampled_token_ids.get(request_id, [])
             if bool(new_token_ids) != item.samples:
                 raise RuntimeError(

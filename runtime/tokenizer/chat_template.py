@@ -19,6 +19,7 @@ from .content_format import detect_content_format, to_content_format
 from .errors import ChatTemplateError
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024  # no context is this long; a template that writes more is broken or hostile
+MAX_DEPTH = 100  # of lists and objects that a template gets
 MAX_REPEATED = 1_000_000  # items of `text * n` and `list * n`
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -182,14 +183,16 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     """A copy in JSON's own types, so that a template never holds an object with methods of ours."""
+    if depth > MAX_DEPTH:
+        raise ChatTemplateError(f"chat template input is nested deeper than {MAX_DEPTH} levels")
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {_plain(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     for base in (str, bool, int, float):
         if isinstance(value, base):
             return base.__str__(value) if base is str else base(value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ....runtime.engine.input_processor import MAX_N
 from ..config import MAX_COMPLETION_PROMPTS
 from ..errors import bad_request
 from . import responses
@@ -49,6 +50,8 @@ async def prepare(service: Service, request: CompletionRequest) -> Job:
     given = _split(request.prompt)
     if len(given) > MAX_COMPLETION_PROMPTS:
         raise bad_request(f"prompt has {len(given)} prompts, at most {MAX_COMPLETION_PROMPTS} are accepted", "prompt")
+    if len(given) > 1 and len(given) * (request.n or 1) > MAX_N:
+        raise bad_request(f"{len(given)} prompts with n={request.n} are more than {MAX_N} completions", "n")
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):

@@ -41,7 +41,8 @@ class Service:
         """APIError 404 unless the name is one that this server answers to."""
         if name is not None and name not in self.config.served_model_names:
             served = ", ".join(self.config.served_model_names)
-            raise APIError(404, f"The model `{name}` does not exist. This server has {served}.", param="model")
+            shown = name if len(name) <= 100 else f"{name[:100]}…"
+            raise APIError(404, f"The model `{shown}` does not exist. This server has {served}.", param="model")
 
     def new_id(self, prefix: str, request: GenerationRequest) -> str:
         """The answer's id: `chatcmpl-…` or `cmpl-…`, with the caller's own request_id if there is one."""

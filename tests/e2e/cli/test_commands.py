@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,28 @@ def test_broken_pipe_is_quiet(cli: Any, llama: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert "rror" not in process.stderr.read() and process.wait(60) == 141
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "says"),
+    [
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&- 2>&-", 0, ""),
+        (">&-", 1, "cannot write to stdout: Bad file descriptor"),
+        ("<&- >&- 2>&-", 1, ""),
+        (">/dev/full", 1, "cannot write to stdout: No space left on device"),
+    ],
+)
+def test_closed_and_full_standard_streams(cli: Any, llama: Path, closed: str, status: int, says: str) -> None:
+    command = [sys.executable, "-m", "trivet", "run", "x", "-m", str(llama), "--max-tokens", "2"]
+    shell = f"{shlex.join(command)} {closed}"
+    done = subprocess.run(
+        shell, shell=True, env=cli.environment, capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == status
+    lines = [line for line in done.stderr.decode().splitlines() if line != "preparing the model"]
+    assert lines == ([f"trivet: error: {says}"] if says else [])
 
 
 def test_no_colours_without_a_terminal(cli: Any) -> None:

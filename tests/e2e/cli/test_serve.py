@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,77 @@ def test_many_streams_half_of_which_leave(cli: Any, smollm2_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+# Parameters that the sampler of the graph would refuse, and with them everybody's step.
+POISON: list[dict[str, Any]] = [
+    {"allowed_token_ids": [2], "min_tokens": 3, "stop_token_ids": [2]},
+    {"stop_token_ids": list(range(384)), "min_tokens": 1},
+    {"temperature": 1.0, "top_p": 1e-300},
+    {"repetition_penalty": 5e-324},
+    {"repetition_penalty": 1e300},
+]
+
+
+def test_bad_requests_harm_nobody(cli: Any, llama: Path) -> None:
+    async def run(url: str) -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+
+            async def ask(**fields: Any) -> httpx.Response:
+                body = {"prompt": "Hello", "max_tokens": 100, "temperature": 0, "ignore_eos": True, **fields}
+                return await client.post(f"{url}/v1/completions", json=body)
+
+            alone = (await ask()).json()["choices"]
+            good = [asyncio.create_task(ask()) for _ in range(4)]
+            await asyncio.sleep(0.02)
+            bad = await asyncio.gather(*(ask(**fields) for fields in POISON))
+            assert [response.status_code for response in bad] == [400] * len(POISON)
+            assert [response.json()["choices"] for response in await asyncio.gather(*good)] == [alone] * 4
+            assert (await client.get(f"{url}/health")).status_code == 200
+
+    with cli.serving(llama) as (url, _):
+        asyncio.run(run(url))
+
+
+_FAILING_SERVER = """
+import os, sys
+from trivet.backends.session import ModelSession
+run = ModelSession.run
+def fail(self, *arguments):
+    if os.path.exists(sys.argv[-1]):
+        raise RuntimeError("injected")
+    return run(self, *arguments)
+ModelSession.run = fail
+from trivet.app.cli import main
+sys.exit(main(sys.argv[1:-1]))
+"""
+
+
+def test_a_dead_engine_is_seen_within_a_second(cli: Any, llama: Path, tmp_path: Path) -> None:
+    switch = tmp_path / "fail"
+    command = [sys.executable, "-c", _FAILING_SERVER, "serve", str(llama), "--port", "0", str(switch)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=cli.environment)
+    assert process.stderr is not None
+    try:
+        url = next(line for line in process.stderr if line.startswith("Serving ")).split(" on ")[1].split()[0]
+        body = {"prompt": "Hello", "max_tokens": 900, "stream": True, "ignore_eos": True}
+        errors: list[dict[str, Any]] = []
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as response:
+            for line in response.iter_lines():
+                if not switch.exists():
+                    switch.touch()
+                    died = time.monotonic()
+                if '"error"' in line:
+                    errors.append(json.loads(line[6:])["error"])
+        assert time.monotonic() - died < 1
+        assert errors[0]["code"] == 503 and "injected" in errors[0]["message"]
+        assert httpx.get(f"{url}/health").status_code == 503
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 503
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def _enumerate(lines: Any) -> Any:

@@ -107,6 +107,25 @@ def test_bad_values(server: Any, path: str, field: str, value: Any, says: str) -
     assert says in refused(post(server, path, **{field: value}))["message"]
 
 
+@pytest.mark.parametrize("field", ["documents", "chat_template_kwargs"])
+def test_deep_template_variables_are_refused(server: Any, field: str) -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = {"a": deep}
+    body = {field: [deep] if field == "documents" else deep}
+    assert "nested deeper than 100 levels" in refused(post(server, CHAT_PATH, **body))["message"]
+
+
+def test_template_variables_may_have_any_name_but_the_conversation_s(server: Any) -> None:
+    names = {"self": 1, "range": 2, "namespace": 3, "a b": 4, "": 5}
+    assert post(server, CHAT_PATH, chat_template_kwargs=names).status_code == 200
+
+
+def test_prompts_times_n_is_bounded(server: Any) -> None:
+    body = {"prompt": ["a"] * 1024, "n": 64, "temperature": 1.0}
+    assert "1024 prompts with n=64" in refused(post(server, COMPLETION_PATH, **body))["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

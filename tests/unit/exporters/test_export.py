@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from tiny_writers import write_safetensors_file
 from trivet.backends.contract.manifest import GRAPH_NAME, MANIFEST_NAME, TOKENIZER_NAME, read_manifest
 from trivet.exporters import export, package, pipeline
-from trivet.exporters.errors import ExportError, PackageError, VerificationError
+from trivet.exporters.errors import CheckpointError, ExportError, PackageError, VerificationError
 from trivet.exporters.verify import TOLERANCE, relative_error
 
 Tiny = Callable[[str, str], Path]
@@ -231,6 +231,34 @@ def test_concurrent_exports_end_in_one_whole_entry(checkpoint: Path, cache: Path
     assert plain(checkpoint, cache) == entry
 
 
+def test_exports_of_one_checkpoint_take_turns(checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that waited find the package of the first: none is moved away under a process that is loading it."""
+    built: list[object] = []
+    original = pipeline.write_graph
+
+    def count(model: Any, folder: Path) -> None:
+        built.append(model)
+        time.sleep(0.2)
+        original(model, folder)
+
+    monkeypatch.setattr(pipeline, "write_graph", count)
+    threads = [threading.Thread(target=plain, args=(checkpoint, cache)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+
+
+def test_what_a_killed_export_left_is_removed(checkpoint: Path, cache: Path) -> None:
+    entry = plain(checkpoint, cache)
+    shutil.rmtree(entry)
+    (cache / f".{entry.name}.abcd").mkdir()
+    (cache / ".another-model.abcd").mkdir()
+    assert plain(checkpoint, cache) == entry
+    assert sorted(path.name for path in cache.iterdir()) == [".another-model.abcd", entry.name]
+
+
 # --- places --------------------------------------------------------------------------------------------------------
 def test_out_dir_overwrites_packages_only(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -276,6 +304,30 @@ def test_a_full_disk_is_reported(checkpoint: Path, cache: Path, monkeypatch: pyt
 def test_trivet_home_names_the_cache(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIVET_HOME", str(tmp_path / "home"))
     assert export(checkpoint, verify=False).parent == tmp_path / "home" / "packages"
+
+
+def test_the_cache_without_trivet_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the model store has it, so that `trivet rm` finds the packages."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TRIVET_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert package.default_cache_dir() == Path.home() / ".cache" / "trivet" / "packages"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert package.default_cache_dir() == tmp_path / "trivet" / "packages"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(PackageError, match="set TRIVET_HOME to a folder"):
+        package.default_cache_dir()
+
+
+def test_paths_that_are_not_utf8_are_refused(checkpoint: Path, cache: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(checkpoint.parent) + b"/n\xff.gguf"))
+    shutil.copy(checkpoint, odd)
+    with pytest.raises(CheckpointError, match=r"n\\xff.gguf: the path is not valid UTF-8; rename"):
+        plain(odd, cache)
 
 
 def test_a_hub_cache_snapshot_is_exported_and_runs(tiny: Tiny, tmp_path: Path) -> None:

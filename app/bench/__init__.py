@@ -1,0 +1,1 @@
+"""Measuring a model in this process (latency, throughput) or behind any OpenAI-compatible server (serve)."""

@@ -1,0 +1,54 @@
+"""Requests that cannot be served: refused, or failed alone, while the others go on."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+from trivet import LLM, SamplingParams
+from trivet.runtime.errors import InvalidRequestError
+
+PROMPT = [70, 71, 72]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [65], "bad_words": ["A"]},
+        {"allowed_token_ids": [65], "stop_token_ids": [65], "min_tokens": 2},
+        {"allowed_token_ids": [300, 65], "bad_words": ["A"], "min_tokens": 1},
+        {"stop_token_ids": list(range(320)), "min_tokens": 1},
+    ],
+)
+def test_parameters_that_leave_no_token_are_refused(package: str, fields: dict[str, Any]) -> None:
+    with LLM(package) as llm, pytest.raises(InvalidRequestError, match="no token is left to generate"):
+        llm.generate([PROMPT], SamplingParams(**fields))
+
+
+def test_a_request_that_runs_out_of_tokens_fails_alone(package: str, toy: types.SimpleNamespace) -> None:
+    """After "A" nothing but "A" is allowed, and "AA" is a bad word: the graph would refuse the step of all."""
+    good = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    stuck = SamplingParams(temperature=0, max_tokens=20, allowed_token_ids=[65], bad_words=["AA"])
+    with LLM(package) as llm:
+        first, failed, last = llm.generate([PROMPT, PROMPT, [80]], [good, stuck, good])
+        assert failed.outputs[0].finish_reason == "error" and failed.outputs[0].token_ids == [65]
+        assert failed.error is not None and "no token is left to generate" in failed.error
+        assert first.outputs[0].token_ids == toy.greedy(PROMPT, 20) and last.outputs[0].token_ids == toy.greedy(
+            [80], 20
+        )
+        assert llm.generate([PROMPT], good)[0].outputs[0].token_ids == toy.greedy(PROMPT, 20)
+        assert llm.get_stats()["kv_cache_usage"] == 0
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_strings_that_are_looked_for_after_every_token_are_bounded(package: str, name: str) -> None:
+    few: dict[str, Any] = {name: [f"w{i}" for i in range(1024)]}
+    with LLM(package) as llm:
+        assert llm.generate([PROMPT], SamplingParams(max_tokens=2, **few))[0].error is None
+        with pytest.raises(InvalidRequestError, match=f"{name} has 1025 strings, at most 1024 are accepted"):
+            llm.generate([PROMPT], SamplingParams(max_tokens=2, **{name: [*few[name], "x"]}))
+
+
+def test_repeated_stop_tokens_count_once() -> None:
+    assert SamplingParams(stop_token_ids=[3, 4, 3] * 1000).stop_token_ids == [3, 4]
