@@ -80,7 +80,8 @@ class RemoteSession:
         try:
             return cast(HTTPResponse, self._opener.open(request, timeout=_CONNECT_TIMEOUT_S))
         except urllib.error.HTTPError as error:
-            raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}") from error
+            hint = " (--api-key or OPENAI_API_KEY)" if error.code == 401 else ""
+            raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}{hint}") from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise RemoteError(

@@ -105,11 +105,10 @@ class LocalSession:
         from ..runtime.sampling_params import RequestOutputKind, SamplingParams
 
         defaults = self._engine.get_default_sampling_params()
-        own_default = self._engine.manifest.generation.max_new_tokens
         values = {
             name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         }
-        values["max_tokens"] = own_default  # None = up to the context
+        values["max_tokens"] = self._engine.default_max_tokens  # None = up to the context
         return SamplingParams(**values | dict(options), output_kind=RequestOutputKind.DELTA)
 
     def close(self) -> None:
@@ -146,15 +145,25 @@ def load_engine(
 
     Options that are wrong are refused before anything is fetched. Raises TrivetError and ExportError.
     """
+    from ..runtime.interrupts import import_native_modules
+
+    import_native_modules("msgspec", "numpy")
     from ..runtime.async_llm import AsyncLLM
     from ..runtime.config import EngineConfig, UsageContext
     from ..runtime.model_loader import resolve_package
     from ..runtime.model_store import resolve
 
-    context = UsageContext.OPENAI_API_SERVER if serving else UsageContext.LLM_CLASS
+    context = UsageContext.OPENAI_API_SERVER if serving else UsageContext.CLI
     config = EngineConfig.from_kwargs(model=model, usage_context=context, **engine_options)
     checkpoint = resolve(model, progress=download_progress)
-    package, _ = resolve_package(str(checkpoint), config.load_config, progress=export_progress)
+    import_native_modules("onnxruntime", "tokenizers")
+
+    def report_export(stage: str, fraction: float) -> None:
+        import_native_modules("onnx")  # only exports need it; the first report comes before they do
+        if export_progress is not None:
+            export_progress(stage, fraction)
+
+    package, _ = resolve_package(str(checkpoint), config.load_config, progress=report_export)
     config = EngineConfig.from_kwargs(model=str(package), usage_context=context, **engine_options)
     return AsyncLLM.from_engine_config(config)
 

@@ -1,4 +1,4 @@
-"""Finds the op libraries and asks the CPU one about this machine. Imports neither onnxruntime nor numpy."""
+"""Finds the CPU's op library and asks it about this machine. Imports neither onnxruntime nor numpy."""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import ort_headers
@@ -10,7 +13,6 @@ from scikit_build_core import build as _backend
 from scikit_build_core.build import (
     build_editable,
     build_sdist,
-    build_wheel,
     get_requires_for_build_sdist,
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
@@ -35,6 +37,18 @@ def _npm_requirement() -> list[str]:
     except (ort_headers.HeadersError, OSError):
         return []  # CMake will say what is wrong
     return [ort_headers.NPM_PROVIDER] if needed else []
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """scikit-build-core's, in a throw-away build folder when the source tree (or its build folder) is read-only."""
+    settings = dict(config_settings or {})
+    usual = Path("build") if Path("build").exists() else Path()
+    if os.access(usual, os.W_OK) or {"build-dir", "skbuild.build-dir"} & settings.keys():
+        return str(_backend.build_wheel(wheel_directory, settings, metadata_directory))
+    with tempfile.TemporaryDirectory(prefix="trivet-build-") as folder:
+        return str(_backend.build_wheel(wheel_directory, settings | {"build-dir": folder}, metadata_directory))
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) -> list[str]:

@@ -148,7 +148,7 @@ def is_reusable(package_dir: Path, source_dir: Path, sources: list[Source], veri
         manifest = read_manifest(package_dir)
         if manifest.extra.get("files") != file_table(package_dir) or GRAPH_NAME not in manifest.extra["files"]:
             return False
-    except (OSError, ValueError, AttributeError, msgspec.MsgspecError, CheckpointError):
+    except (OSError, ValueError, msgspec.MsgspecError, CheckpointError):
         return False
     if Path(manifest.source_dir) != source_dir or (verify and not manifest.verification.performed):
         return False
@@ -171,19 +171,24 @@ def _replace_manifest(manifest: Manifest, package_dir: Path) -> None:
 def check_sources(manifest: Manifest) -> None:
     """Raise PackageError unless the weight files are where the package expects them, unchanged.
 
-    A file with another modification time is compared by digest, so a touched or restored file passes.
+    The graph points into them: a file that changed would be read as garbage. One with another modification time is
+    compared by digest, so a touched or restored file passes.
     """
     for source in manifest.sources:
         path = Path(manifest.source_dir) / source.name
-        if not path.is_file():
-            raise PackageError(f"{path}: the checkpoint file of this package is gone; export the model again")
-        status = path.stat()
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise PackageError(
+                f"{path}: the checkpoint file of this package cannot be read ({error.strerror}): put it back, or "
+                "export the checkpoint where it is now with `trivet export`"
+            ) from error
         if status.st_size == source.size_bytes and status.st_mtime_ns == source.mtime_ns:
             continue
         if status.st_size != source.size_bytes or source_of(path).digest != source.digest:
             raise PackageError(
-                f"{path}: the checkpoint file has changed since the export "
-                f"({source.size_bytes} bytes then, {status.st_size} now); export the model again"
+                f"{path}: the checkpoint file has changed since the export ({source.size_bytes} bytes then, "
+                f"{status.st_size} now, with other content): export it again with `trivet export`"
             )
 
 

@@ -81,14 +81,14 @@ def _run_graph(
         from ..backends.session import ModelSession
 
         session = ModelSession(package_dir, manifest, activation_dtype="float32", extra_outputs=names)
-    except Exception as error:  # whatever keeps the back end from starting, the way out is the same
+        try:
+            session.allocate_kv_cache(num_blocks=2, block_size=_BLOCK_SIZE, dtype="float32")
+            outputs = session.run(_inputs(token_ids), ["logits"])
+        finally:
+            session.close()
+    except Exception as error:  # whatever keeps the back end from starting or running, the way out is the same
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ExportError(f"cannot run the exported graph to prove it: {first_line}; {_INSTEAD}") from error
-    try:
-        session.allocate_kv_cache(num_blocks=2, block_size=_BLOCK_SIZE, dtype="float32")
-        outputs = session.run(_inputs(token_ids), ["logits"])
-    finally:
-        session.close()
     return [outputs[name] for name in names], outputs["logits"]
 
 

@@ -181,6 +181,11 @@ class AsyncLLM:
         return self._parts.default_sampling_params()
 
     @property
+    def default_max_tokens(self) -> int | None:
+        """The model's own default for the length of an answer; None = it has none, where SamplingParams has 16."""
+        return self._parts.default_max_tokens
+
+    @property
     def model_config(self) -> ModelConfig:
         return self.config.model_config
 

@@ -32,16 +32,18 @@ class UsageContext(StrEnum):
 
     LLM_CLASS = "LLM_CLASS"
     OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    CLI = "CLI"  # a person at a terminal: ^C acts between two steps, so a step has to be short
 
 
 CPU_BATCH_DEFAULTS: Final = {  # context -> (max_num_batched_tokens, max_num_seqs)
     UsageContext.LLM_CLASS: (4096, 256),
     UsageContext.OPENAI_API_SERVER: (2048, 128),
+    UsageContext.CLI: (512, 256),
 }
 _LATER = "it comes in a later version of trivet; leave it out"
 UNSUPPORTED: Final[dict[str, str]] = {  # names of vLLM that users bring along, and why they are refused
     "quantization": "the weights run in the format of the checkpoint; leave it out",
-    "enforce_eager": "the CPU back end captures no graphs, it is always eager; leave it out",
+    "enforce_eager": "steps are always eager on the CPU, and decode steps always captured on a GPU; leave it out",
     "swap_space": "preempted requests are recomputed, nothing is swapped; leave it out",
     "cpu_offload_gb": "the weights are mapped from the checkpoint file already; leave it out",
     "revision": "write the revision into the model reference",
@@ -73,9 +75,13 @@ class ModelConfig:
     tokenizer: str | None = option(None, "Tokenizer to use.", only="the checkpoint's own tokenizer is used")
     trust_remote_code: bool = option(False, "Run code from the checkpoint.", only="no code of a checkpoint is ever run")
     dtype: Literal["auto", "float32"] = option("auto", "Type of activations; the CPU back end has float32.")
-    seed: int = option(0, "Source of the seeds of requests that bring none.")
+    seed: int = option(
+        0, "Source of the seeds of requests that bring none: the same seed, the same answers.", default_text="random"
+    )
     max_model_len: int | None = option(
-        None, "Longest sequence, prompt and output, in tokens: 4096, 4k, 4K; -1 or auto = what fits the KV memory."
+        None,
+        "Longest sequence, prompt and output, in tokens: 4096, 4k, 4K; -1 or auto = what fits the KV memory.",
+        default_text="the model's own limit",
     )
     max_logprobs: int = option(20, "Most logprobs a request may ask for; -1 = the whole vocabulary.")
     logprobs_mode: str = option("raw_logprobs", "What logprobs are.", only=_LATER)
@@ -97,17 +103,27 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
     verify: bool = option(True, "Compare the exported graph with a plain evaluation of the checkpoint.")
-    tokenizer_pre: str | None = option(None, "Pre-tokenizer of a GGUF vocabulary, when the file names an unknown one.")
+    tokenizer_pre: str | None = option(
+        None,
+        "Pre-tokenizer of a GGUF vocabulary, when the file names an unknown one.",
+        default_text="the one that the file names",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     block_size: int = option(16, "Tokens per KV block.")
     gpu_memory_utilization: float = option(
-        0.92, "Share of the free memory for the KV cache. Not given: half of it, at most 4 GiB."
+        0.92,
+        "Share of the free memory for the KV cache.",
+        default_text="half of it, at most 4 GiB or 65536 blocks, but enough for one sequence; on a GPU 0.92",
     )
-    kv_cache_memory_bytes: int | None = option(None, "Bytes of the KV cache (2G, 512M); overrides the share.")
-    num_gpu_blocks_override: int | None = option(None, "Number of KV blocks, for tests; overrides both.")
+    kv_cache_memory_bytes: int | None = option(
+        None, "Bytes of the KV cache (2G, 512M); overrides the share.", default_text="by the share"
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV blocks, for tests; overrides both.", default_text="by the bytes"
+    )
     cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto", "Type of K and V in the cache; auto = the checkpoint's, float16 if quantised.", flag="kv_cache_dtype"
     )
@@ -125,8 +141,12 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    max_num_batched_tokens: int = option(2048, "Most tokens of one step. Default: server 2048, LLM 4096.")
-    max_num_seqs: int = option(128, "Most sequences of one step. Default: server 128, LLM 256.")
+    max_num_batched_tokens: int = option(
+        2048,
+        "Most tokens of one step.",
+        default_text="512 in run, chat and complete, 2048 in the server, 4096 elsewhere",
+    )
+    max_num_seqs: int = option(128, "Most sequences of one step.", default_text="128 in the server, 256 elsewhere")
     max_num_partial_prefills: int = option(1, "Prompts in progress at once.", only=_LATER)
     max_long_partial_prefills: int = option(1, "Long prompts in progress at once.", only=_LATER)
     long_prefill_token_threshold: int = option(0, "Most tokens of one request in one step; 0 = no such limit.")
@@ -134,7 +154,9 @@ class SchedulerConfig:
     policy: str = option("fcfs", "Order of requests.", flag="scheduling_policy", only=f"priority: {_LATER}")
     scheduler_reserve_full_isl: bool = option(True, "Admit a request only when its whole prompt fits the KV cache.")
     watermark: float = option(0.0, "Share of the KV blocks that stays free when a request is admitted beside others.")
-    async_scheduling: bool | None = option(None, "Schedule the next step during this one (True: not yet supported).")
+    async_scheduling: bool | None = option(
+        None, "Schedule the next step during this one (not yet supported).", default_text="off"
+    )
     stream_interval: int = option(1, "Tokens per streamed output.", only=_LATER)
 
     def __post_init__(self) -> None:
@@ -182,12 +204,12 @@ class ParallelConfig:
 class DeviceConfig:
     device: str = option("auto", "Where the model runs: cpu, cuda or cuda:N; auto = cpu.")
     num_threads: int | None = option(
-        None, "Threads of the CPU back end; default: physical cores.", aliases=("threads",)
+        None, "Threads of the CPU back end.", aliases=("threads",), default_text="physical cores"
     )
     activation_dtype: Literal["auto", "int8", "float32"] = option(
         "auto", "Activations in matrix products: int8 per block of 32, or float32; auto = by weight format."
     )
-    cpu_tier: str | None = option(None, "Kernel tier to force; default: the best this CPU has.")
+    cpu_tier: str | None = option(None, "Kernel tier to force.", default_text="the best this CPU has")
 
     def __post_init__(self) -> None:
         require(self.num_threads is None or self.num_threads >= 1, "num_threads", self.num_threads, "1 or more")
@@ -267,7 +289,7 @@ class EngineConfig:
         free_bytes: memory to plan with, None = asked of the device, or of the system for the CPU. Raises ConfigError,
         KVCacheError, and BackendError for a device that cannot be used.
         """
-        from ..backends.library import free_device_bytes
+        from ..backends.devices import free_device_bytes
 
         device_bytes = free_device_bytes(self.device_config.resolved_device) if free_bytes is None else None
         plan = plan_kv_cache(

@@ -14,10 +14,16 @@ class ConfigError(TrivetError, ValueError):
 
 
 def option_metadata(
-    help: str, *, flag: str | None = None, aliases: tuple[str, ...] = (), only: str | None = None
+    help: str,
+    *,
+    flag: str | None = None,
+    aliases: tuple[str, ...] = (),
+    only: str | None = None,
+    default_text: str | None = None,
 ) -> dict[str, Any]:
-    """`flag`: the flat name where that is not the field's; `only`: why nothing but the default is accepted."""
-    return {"help": help, "flag": flag, "aliases": aliases, "only": only}
+    """`flag`: the flat name where that is not the field's; `only`: why nothing but the default is accepted;
+    `default_text`: what happens without the option, where the field's default does not say it."""
+    return {"help": help, "flag": flag, "aliases": aliases, "only": only, "default_text": default_text}
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:

@@ -1,7 +1,6 @@
-"""The configuration as command-line flags and YAML files, generated from the dataclasses of config.py.
+"""The configuration as command-line flags, generated from the dataclasses of config.py.
 
-Precedence: command line > YAML file > default. Names are the flat names of EngineConfig.from_kwargs; on the command
-line with hyphens, in YAML with either.
+Names are the flat names of EngineConfig.from_kwargs, with hyphens.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -30,6 +28,8 @@ class CliField:
     kind: Literal["bool", "int", "float", "str", "json"]
     default: Any
     help: str
+    default_text: str  # the default, for people
+    hidden: bool  # takes nothing but its default, so the help leaves it out
     group: str  # "ModelConfig", ... for headings
     choices: tuple[str, ...] | None = None
     aliases: tuple[str, ...] = ()  # flags besides the first, with their hyphens
@@ -49,7 +49,16 @@ def iter_cli_fields() -> Iterator[CliField]:
         default = f.default_factory() if f.default_factory is not MISSING else f.default
         aliases = tuple("--" + alias.replace("_", "-") for alias in f.metadata["aliases"])
         kind, choices = _kind_of(hint)
-        yield CliField(name, kind, default, f.metadata["help"], config_class.__name__, choices, aliases)
+        default_text = f.metadata["default_text"] or _default_text(default)
+        hidden = f.metadata["only"] is not None or (choices is not None and len(choices) == 1)
+        group = config_class.__name__
+        yield CliField(name, kind, default, f.metadata["help"], default_text, hidden, group, choices, aliases)
+
+
+def _default_text(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "none" if default in (None, {}) else str(default)
 
 
 def _kind_of(hint: Any) -> tuple[Literal["bool", "int", "float", "str", "json"], tuple[str, ...] | None]:
@@ -70,7 +79,8 @@ def add_cli_flags(parser: argparse.ArgumentParser) -> None:
         if f.group not in groups:
             groups[f.group] = parser.add_argument_group(f.group)
         group = groups[f.group]
-        help_text = f"{f.help} (default: {f.default})".replace("%", "%%")
+        text = f"{f.help.removesuffix('.')} (default: {f.default_text})".replace("%", "%%")
+        help_text = argparse.SUPPRESS if f.hidden else text
         names = (f.flag, *f.aliases)
         if f.kind == "bool":
             group.add_argument(
@@ -212,34 +222,3 @@ def _loose_json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-# --- YAML ---------------------------------------------------------------------------------------------------------
-def load_yaml_config(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping of option names to values, names with underscores. Raises ConfigError.
-
-    Strings of known options are parsed like command-line values ("4k"); other names pass through as they are, for the
-    caller to accept or refuse.
-    """
-    import yaml
-
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error}") from error
-    if document is None:
-        return {}
-    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise ConfigError(f"{path}: expected a mapping of option names to values, such as `max-model-len: 4096`")
-    values: dict[str, Any] = {}
-    for key, value in document.items():
-        name = key.replace("-", "_")
-        if name in values:
-            raise ConfigError(f"{path}: {key!r} is given twice")
-        values[name] = parse_value(name, value) if isinstance(value, str) and name in flat_fields() else value
-    return values
-
-
-def merge_settings(cli: Mapping[str, Any], yaml_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user set, the command line first. Options in neither keep the config's defaults."""
-    return {**yaml_config, **cli}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import signal
-import threading
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from .config import EngineConfig
 from .engine.builder import build_engine, stats_dict
 from .engine.core_client import InprocClient
 from .errors import InvalidRequestError
+from .interrupts import uninterrupted
 from .output_processor import OutputProcessor
 from .sampling_params import RequestOutputKind, SamplingParams
 
@@ -111,7 +109,7 @@ class LLM:
         request_id = self._add_request(prompt, params, 0, add_special_tokens)
         try:
             while self._output_processor.has_request(request_id):
-                with _uninterrupted():
+                with uninterrupted():
                     outputs = self._step()
                 yield from outputs
         finally:
@@ -147,7 +145,7 @@ class LLM:
         progress = _progress_bar(num_requests) if use_tqdm else None
         try:
             while len(finished) < num_requests:
-                with _uninterrupted():
+                with uninterrupted():
                     outputs = self._step()
                 for output in outputs:
                     finished[output.request_id] = output
@@ -174,7 +172,7 @@ class LLM:
         text, children = self._parts.input_processor.process(
             request_id, prompt, params, priority=priority, add_special_tokens=add_special_tokens
         )
-        with _uninterrupted():
+        with uninterrupted():
             self._output_processor.add_request(request_id, text, children, params)
             for child in children:
                 self._client.add_request(child)
@@ -188,7 +186,7 @@ class LLM:
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """End what is unfinished; also lets the runner forget what has ended."""
-        with _uninterrupted():
+        with uninterrupted():
             if core_ids := self._output_processor.abort_requests(request_ids):
                 self._client.abort_requests(core_ids)
             self._client.finish_step()
@@ -224,33 +222,6 @@ class LLM:
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold a Ctrl-C back until the end of the block: half a step would leave scheduler and KV cache at odds.
-
-    Only where Python's own handler would raise KeyboardInterrupt: in the main thread, unless the program has a handler.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield
-        return
-    interrupted = False
-
-    def remember(signum: int, frame: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

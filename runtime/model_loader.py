@@ -100,18 +100,10 @@ def _read_manifest(package_dir: Path) -> Manifest:
 
 
 def _check_sources(package_dir: Path, manifest: Manifest) -> None:
-    """The graph points into the checkpoint: a file that moved or changed would be read as garbage."""
-    for source in manifest.sources:
-        path = Path(manifest.source_dir) / source.name
-        try:
-            stat = path.stat()
-        except OSError as exc:
-            raise ModelLoadError(
-                f"{package_dir} needs the checkpoint file {path}, which cannot be read ({exc.strerror}): put it back, "
-                "or export the checkpoint where it is now with `trivet export`"
-            ) from exc
-        if (stat.st_size, stat.st_mtime_ns) != (source.size_bytes, source.mtime_ns):
-            raise ModelLoadError(
-                f"the checkpoint file {path} has changed since {package_dir} was exported ({source.size_bytes} bytes "
-                f"then, {stat.st_size} now, or another time stamp): export it again with `trivet export`"
-            )
+    from ..exporters.errors import PackageError
+    from ..exporters.package import check_sources
+
+    try:
+        check_sources(manifest)
+    except PackageError as exc:
+        raise ModelLoadError(f"{package_dir} cannot be used: {exc}") from exc

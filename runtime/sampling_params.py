@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Self
@@ -66,9 +67,10 @@ class SamplingParams:
     bad_words_token_ids: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else list(self.stop)
-        self.stop_token_ids = list(self.stop_token_ids or ())
-        self.bad_words = list(self.bad_words or ())
+        self.stop = [self.stop] if isinstance(self.stop, str) else _own_list("stop", self.stop) or []
+        self.stop_token_ids = _own_list("stop_token_ids", self.stop_token_ids) or []
+        self.bad_words = _own_list("bad_words", self.bad_words) or []
+        self.allowed_token_ids = _own_list("allowed_token_ids", self.allowed_token_ids)
         _check_types(self)
         _check_numbers(self)
         _check_lists(self)
@@ -136,6 +138,15 @@ _BOOLS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
+
+
+def _own_list(name: str, value: Any) -> list[Any] | None:
+    """A copy of any collection of values; a string or a mapping would fall apart into letters or keys."""
+    if value is None:
+        return None
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise InvalidRequestError(f"{name} must be a list, got {value!r} of type {type(value).__name__}")
+    return list(value)
 
 
 def _is_int(value: object) -> bool:
@@ -212,7 +223,6 @@ def _check_lists(p: SamplingParams) -> None:
     if not all(_is_int(t) for t in p.stop_token_ids or ()):
         raise InvalidRequestError(f"stop_token_ids must contain only integers, got {p.stop_token_ids}")
     if p.allowed_token_ids is not None:
-        p.allowed_token_ids = list(p.allowed_token_ids)
         if not p.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty: leave it out (None) to allow every token")
         if not all(_is_int(t) for t in p.allowed_token_ids):

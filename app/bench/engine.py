@@ -29,13 +29,12 @@ def engine_config(args: Namespace, **defaults: Any) -> EngineConfig:
 
     model, kwargs = options.chosen_model(args), {**defaults, **options.engine_options(args)}
     config = EngineConfig.from_kwargs(model=model, **kwargs)  # wrong options are refused before anything is fetched
-    bar, export = console.ProgressBar(), ExportNotes()
+    bar = console.ProgressBar()
     try:
         checkpoint = resolve(model, progress=bar)
-        package, _ = resolve_package(str(checkpoint), config.load_config, progress=export)
+        package, _ = resolve_package(str(checkpoint), config.load_config, progress=ExportNotes(bar))
     finally:
         bar.close()
-        export.close()
     return EngineConfig.from_kwargs(model=str(package), **kwargs)
 
 

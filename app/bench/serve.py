@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="MODEL", help="tokenizer.json, package or model that counts the prompts")
     parser.add_argument(
         "--prompt-format", default="auto", choices=("auto", "text", "token-ids"),
-        help="what is sent; auto: token-ids with --tokenizer and --backend openai, else text",
+        help="what is sent; auto: token-ids with --tokenizer and --backend openai, else text (default: auto)",
     )  # fmt: skip
     group = parser.add_argument_group("load")
     group.add_argument("--seed", type=int, default=0, help="of prompts and arrival times (default: 0)")

@@ -33,6 +33,7 @@ def run(args: Namespace) -> int:
     command = cast("Command", import_module(f"..bench.{args.benchmark}", __package__))
     parser = ArgumentParser(prog=f"trivet bench {args.benchmark}", description=command.DESCRIPTION)
     command.add_arguments(parser)
+    parser.shorten_usage()
     arguments = list(args.arguments)
     if parser.find_flag("--config") is not None:
         from .config_file import expand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ The model runs in this process, or behind --url."""
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_session_flags(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="system message")
+    parser.add_argument("--system-prompt", "--system", metavar="TEXT", help="system message")
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="answer this one prompt and exit")
     options.add_chat_template_kwargs_flag(parser)
     options.add_sampling_flags(parser)
@@ -39,6 +40,8 @@ def run(args: Namespace) -> int:
             messages.append({"role": "user", "content": args.quick})
             answer = print_answer(session.chat(messages, sampling), stats=args.stats)
             return ExitCode.INTERRUPTED if answer is None else ExitCode.OK
+        if sys.stdin.isatty():
+            console.note(f"{session.model_name}: ^C stops an answer, ^D ends the chat")
         _talk(session, messages, sampling, stats=args.stats)
     return ExitCode.OK
 

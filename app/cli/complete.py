@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
     add_session_flags(parser)
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="the same as PROMPT")
-    options.add_sampling_flags(parser)
+    options.add_sampling_flags(parser, max_tokens=str(_MAX_TOKENS))
     options.add_engine_flags(parser)
     parser.set_defaults(chat_template_kwargs={})
 

@@ -45,7 +45,8 @@ def _read(path: Path) -> dict[Any, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -54,6 +55,10 @@ def _read(path: Path) -> dict[Any, Any]:
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: expected a mapping of flags to values, got {type(content).__name__}")
+    mapping: Any = yaml.compose(text, yaml.SafeLoader)
+    names = [str(key.value).replace("_", "-") for key, _ in mapping.value]
+    if twice := sorted({name for name in names if names.count(name) > 1}):  # the loader would keep the last one
+        raise UsageError(f"--config {path}: {', '.join(twice)} given more than once")
     return content
 
 

@@ -17,13 +17,15 @@ from .exit_codes import ExitCode
 from .listing import table
 from .parser import ArgumentParser
 
-DESCRIPTION = """Describe this installation and this machine: versions, CPU and kernel tiers, threads, cache folders,
-telemetry, and with --model how memory would be used. Fetches nothing. The exit status is 1 if something is broken."""
+DESCRIPTION = """Describe this installation and this machine: versions, CPU and kernel tiers, GPUs, threads, folders,
+telemetry, environment variables, and with --model how memory would be used. Fetches nothing.
+The exit status is 1 if something is broken."""
 _PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "jinja2", "msgspec", "fastapi", "uvicorn", "huggingface_hub")
+_VARIABLES = ("TRIVET_", "ORT_", "HF_", "OMP_NUM_THREADS")  # the environment variables that change what happens
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    options.add_model_flag(parser)
+    options.add_model_flag(parser, default="none, no memory plan")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_engine_flags(parser)
 
@@ -33,11 +35,13 @@ def run(args: Namespace) -> int:
     report = {
         "versions": _versions(problems),
         "cpu": _probe(_cpu, "the CPU back end cannot be loaded", problems),
+        "ops": _probe(_ops, "onnxruntime cannot load the op library", problems),
         "cuda": _probe(_cuda, "CUDA devices are unknown", problems),
         "threads": _probe(lambda: _threads(args), "threads are unknown", problems),
         "memory": _memory(),
         "folders": {name: _folder(path, problems) for name, path in _folders().items()},
         "telemetry": _telemetry(problems),
+        "environment": {name: _variable(name) for name in sorted(os.environ) if name.startswith(_VARIABLES)},
     }
     if args.model is not None:
         report["model"] = _probe(lambda: _plan(args), f"no memory plan for {args.model}", problems)
@@ -69,6 +73,21 @@ def _cpu() -> Any:
     from ...backends.session import describe_cpu
 
     return describe_cpu()
+
+
+def _ops() -> dict[str, str]:
+    """The op library as a session would load it: found, linked, and of a C API that this onnxruntime has."""
+    import onnxruntime
+
+    from ...backends.library import cpu_library_path
+
+    onnxruntime.SessionOptions().register_custom_ops_library(str(cpu_library_path()))
+    return {"loaded_by_onnxruntime": onnxruntime.__version__}
+
+
+def _variable(name: str) -> str:
+    """Its value; not that of a secret, for reports are pasted into public places."""
+    return "(set)" if any(word in name for word in ("KEY", "TOKEN")) else os.environ[name]
 
 
 def _cuda() -> Any:
@@ -152,10 +171,12 @@ def _text(report: dict[str, Any]) -> str:
 
 def _rows(name: str, content: Any) -> list[tuple[str, str]]:
     """Nested facts as `section.key  value` lines."""
-    if isinstance(content, dict):
+    if isinstance(content, dict) and content:
         return [row for key, value in content.items() for row in _rows(f"{name}.{key}", value)]
-    if isinstance(content, list | tuple):
-        return [(name, " ".join(map(str, content)))]
+    if isinstance(content, bool):
+        return [(name, "yes" if content else "no")]
+    if isinstance(content, dict | list | tuple):
+        return [(name, " ".join(map(str, content)) or "none")]
     if name.endswith("_bytes") and isinstance(content, int):
         return [(name.removesuffix("_bytes"), console.format_bytes(content))]
     return [(name, "unknown" if content is None else str(content))]

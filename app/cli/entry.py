@@ -89,6 +89,8 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments:
         print(_top_parser().format_help(), end="", file=sys.stderr)
         return ExitCode.USAGE
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     name = arguments[0]
     if name.startswith("-"):
         _top_parser().parse_strictly(arguments)

@@ -10,5 +10,5 @@ class ExitCode(IntEnum):
     ERROR = 1  # something failed while it ran
     USAGE = 2  # unknown or invalid arguments
     MODEL_NOT_FOUND = 3  # the reference names no model, or several
-    INTERRUPTED = 130  # Ctrl-C
+    INTERRUPTED = 130  # Ctrl-C; a server: a second signal cut answers off
     BROKEN_PIPE = 141  # the reader of stdout went away

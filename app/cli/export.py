@@ -28,21 +28,19 @@ def run(args: Namespace) -> int:
     from ...exporters import export
     from ...runtime import model_store
 
-    bar, notes = console.ProgressBar(), ExportNotes()
+    bar = console.ProgressBar()
     try:
         checkpoint = model_store.resolve(args.checkpoint, progress=bar)
-        bar.close()
         package = export(
             checkpoint,
             None if args.out is None else Path(args.out),
             verify=not args.no_verify,
             tokenizer_pre=args.tokenizer_pre,
             cache_dir=model_store.packages_dir(),
-            progress=notes,
+            progress=ExportNotes(bar),
         )
     finally:
         bar.close()
-        notes.close()
     if not args.json:
         print(package)
         return ExitCode.OK

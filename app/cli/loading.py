@@ -22,14 +22,13 @@ def open_engine(args: Namespace, *, serving: bool = False) -> AsyncLLM:
     from ..session import load_engine
 
     bar = console.ProgressBar()
-    export = ExportNotes()
+    export = ExportNotes(bar)
     try:
         return load_engine(
             chosen_model(args), engine_options(args), serving=serving, download_progress=bar, export_progress=export
         )
     finally:
         bar.close()
-        export.close()
 
 
 @contextmanager
@@ -60,14 +59,9 @@ def open_remote(args: Namespace) -> Iterator[Session]:
 class ExportNotes:
     """Progress of an export: on a terminal one line that is rewritten, elsewhere nothing but that it happens."""
 
-    def __init__(self) -> None:
-        self._bar: console.ProgressBar | None = None
+    def __init__(self, bar: console.ProgressBar) -> None:
+        """`bar`: that of the download before it, so that the one's line is completed before the other's begins."""
+        self._bar = bar
 
     def __call__(self, stage: str, fraction: float) -> None:
-        if self._bar is None:
-            self._bar = console.ProgressBar()
         self._bar.show_fraction("preparing the model", stage, fraction)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()

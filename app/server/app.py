@@ -27,7 +27,7 @@ COMPLETION_PATH = "/v1/completions"
 def build_app(engine: Engine, config: ServerConfig) -> FastAPI:
     """The ASGI application of one engine. It neither starts nor stops the engine."""
     # No generated documentation pages: they load scripts from elsewhere, and the bodies are read by hand.
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, root_path=config.root_path)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     service = Service(engine, config)
     _add_generation_routes(app, service)
     _add_discovery_routes(app, service)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...runtime.errors import TrivetError
 from .app import build_app
@@ -20,6 +21,9 @@ from .config import ServerConfig
 from .openai.engine import Engine
 
 _BACKLOG = 2048
+_CUT_SECONDS = 5.0  # after a second signal, for requests to notice that their clients are gone
+HEAD_SECONDS = 30.0  # for a client to send a request's line and headers
+_HEAD_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class AddressError(TrivetError):
@@ -82,34 +86,38 @@ def describe_address(config: ServerConfig, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve(engine: Engine, config: ServerConfig, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
-    """Serve on `listener` until SIGINT or SIGTERM; answers in progress are completed first (a second signal cuts them).
+def serve(engine: Engine, config: ServerConfig, listener: socket.socket, *, on_ready: Callable[[], None]) -> bool:
+    """Serve on `listener` until SIGINT or SIGTERM; answers in progress are completed first. False: a second signal cut
+    them off.
 
     `on_ready` is called when requests are answered. The engine stays the caller's to shut down.
     """
+    server = make_server(engine, config, on_ready=on_ready)
     try:
-        asyncio.run(make_server(engine, config, on_ready=on_ready).serve(sockets=[listener]))
+        asyncio.run(server.serve(sockets=[listener]))
     finally:
         listener.close()
         if config.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(config.uds)
+    return not server.was_cut
 
 
-def make_server(engine: Engine, config: ServerConfig, *, on_ready: Callable[[], None]) -> uvicorn.Server:
+def make_server(engine: Engine, config: ServerConfig, *, on_ready: Callable[[], None]) -> Server:
     """The server itself, for programs with an event loop of their own; it ends when its `should_exit` is set."""
-    return _Server(_uvicorn_config(engine, config), on_ready)
+    return Server(_uvicorn_config(engine, config), on_ready)
 
 
 def _uvicorn_config(engine: Engine, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(engine, config),
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=_log_config(config.uvicorn_log_level),
         access_log=not config.disable_uvicorn_access_log,
         server_header=False,
+        root_path=config.root_path,
         h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
@@ -118,12 +126,49 @@ def _uvicorn_config(engine: Engine, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
+class _Protocol(H11Protocol):
+    """uvicorn's protocol with a bound on the time that the head of a request takes."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering or self.transport.is_closing():
+            self._stop_watching()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._refuse_slow_head)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse_slow_head(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_HEAD_TIMEOUT)
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
     """uvicorn's server with our end: a signal asked for is a success, so it is not raised again afterwards."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.was_cut = False  # by a second signal
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -139,11 +184,24 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """First signal: no new connections, complete what runs. Second: cut it."""
-        if self.should_exit:
-            self.force_exit = True
-        super().handle_exit(sig, frame)
+        if not self.should_exit or self._loop is None:
+            super().handle_exit(sig, frame)
+        elif not self.was_cut:
+            self.was_cut = True
+            self._loop.call_soon_threadsafe(self._cut_connections)
+            self._loop.call_soon_threadsafe(self._loop.call_later, _CUT_SECONDS, self._stop_waiting)
+
+    def _cut_connections(self) -> None:
+        """Drop all connections; their requests end as they do when clients leave. Again and again: some may be new."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        asyncio.get_running_loop().call_later(0.1, self._cut_connections)
+
+    def _stop_waiting(self) -> None:
+        self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self._on_ready()

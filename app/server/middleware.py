@@ -15,6 +15,13 @@ from .errors import APIError
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
+def route_path(scope: Scope) -> str:
+    """The path as the routes see it: without the prefix of --root-path, which the ASGI server puts in front."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
 class APIKeyMiddleware:
     """Refuses requests to /v1 without one of the keys (401). Health and version stay open, as in vLLM."""
 
@@ -24,7 +31,7 @@ class APIKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["method"] != "OPTIONS"
-        if guarded and scope["path"].startswith("/v1") and not self._allows(Headers(scope=scope)):
+        if guarded and route_path(scope).startswith("/v1") and not self._allows(Headers(scope=scope)):
             error = APIError(
                 401,
                 "the API key is missing or wrong: send `Authorization: Bearer KEY`",
@@ -91,7 +98,7 @@ class LoadTracker:
         self._counter = counter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in self._paths:
+        if scope["type"] != "http" or route_path(scope) not in self._paths:
             await self._app(scope, receive, send)
             return
         self._counter.value += 1

@@ -51,9 +51,9 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
 #endif
 }
 
-void futex_wake_all(std::atomic<uint32_t>& word) {
+void futex_wake(std::atomic<uint32_t>& word, [[maybe_unused]] int count) {
 #if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 #else
   word.notify_all();
 #endif
@@ -156,6 +156,7 @@ struct ThreadPool::State {
   alignas(64) std::atomic<bool> busy{false};
   std::atomic<bool> stop{false};
   bool oversubscribed = false;
+  int max_wakes = 0;  // sleepers that a region wakes: more than there are cores would only queue up behind each other
   // The open region; written only while no worker is active.
   int64_t n = 0;
   Call call = nullptr;
@@ -206,7 +207,9 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std::make_unique<State>()) {
-  state_->oversubscribed = static_cast<size_t>(num_threads) > affinity_cpus().size();
+  const int cpus = static_cast<int>(affinity_cpus().size());
+  state_->oversubscribed = num_threads > cpus;
+  state_->max_wakes = std::max(1, std::min(num_threads, cpus) - 1);
   for (int thread = 1; thread < num_threads; thread++) {
     state_->workers.emplace_back([state = state_.get(), thread] { state->work(thread); });
   }
@@ -215,7 +218,7 @@ ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std:
 ThreadPool::~ThreadPool() {
   state_->stop.store(true);
   state_->epoch.fetch_add(2);
-  futex_wake_all(state_->epoch);
+  futex_wake(state_->epoch, INT_MAX);
   for (std::thread& worker : state_->workers) worker.join();
 }
 
@@ -240,7 +243,7 @@ void ThreadPool::run(int64_t n, Call call, void* arg) {
   s.arg = arg;
   s.next.store(0, std::memory_order_relaxed);
   s.epoch.fetch_add(1);
-  if (s.sleepers.load() > 0) futex_wake_all(s.epoch);
+  if (s.sleepers.load() > 0) futex_wake(s.epoch, s.max_wakes);
   s.take_tasks(0);
   s.epoch.fetch_add(1);
   for (int i = 0; s.active.load() != 0; i++) {

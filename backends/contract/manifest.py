@@ -105,7 +105,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read_manifest(package_dir: Path) -> Manifest:
     """Read and validate `trivet.json`; msgspec.ValidationError or ValueError on a wrong or newer schema."""
     raw = (package_dir / MANIFEST_NAME).read_bytes()
-    version = msgspec.json.decode(raw).get("schema_version")
+    document = msgspec.json.decode(raw)
+    version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"{package_dir / MANIFEST_NAME}: schema_version {version}, this trivet reads {SCHEMA_VERSION}")
     return msgspec.json.decode(raw, type=Manifest)

@@ -149,7 +149,9 @@ SAMPLING_INTS: Final = (
 # Order: raw logprobs (log_softmax of the given logits) -> allowed -> banned (bad words, min_tokens) -> bias -> bitmask
 # -> repetition, frequency, presence penalties -> greedy, or temperature -> min_p -> top_k -> top_p -> draw.
 # Ties in the argmax and in ranks go to the lower id. sampled_ranks is 1-based in the raw logits. top_* are [S, K],
-# unused columns -1 / -inf.
+# unused columns -1 / -inf. A row whose given logits cannot be sampled (one is NaN or +inf, or all are -inf), forced or
+# not, gets sampled_token_ids NO_TOKEN, logprob -inf, rank -1 and unused columns; the other rows do not notice.
+NO_TOKEN: Final = -1
 
 # --- Graph inputs and outputs ----------------------------------------------------------------------------------
 GRAPH_INPUTS: Final[dict[str, tuple[str, tuple[str | int, ...]]]] = {  # name -> (dtype, shape)

@@ -1,5 +1,5 @@
-// How a kernel on the device reports bad values among its inputs: the first report of a step is kept in device memory, the
-// host reads it when the step has ended and turns it into a message (device_error.cc).
+// How a kernel on the device reports bad values among its inputs: the first report of a step is kept in device memory,
+// the host reads it when the step has ended and turns it into a message (device_error.cc).
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ enum class DeviceErrorCode : int32_t {
   kSlot,              // slot_mapping[a] = b, expected -1 to c
   kBlock,             // block_table[a][b] = c, expected 0 to d
   kBlockColumns,      // block_table is narrower than the a columns that seq_lens[b] = c needs; it has d
-  kSampleNumber,      // a number of row a is out of its range: b names it (SampleNumber), c or value is what came, d a bound
-  kSampleLoc,         // boundaries of list b: [a] = c
+  kSampleNumber,      // a number of row a is out of its range: b names it (SampleNumber), c or value is what came, d a
+                      // bound
+  kSampleLocEnds,     // boundaries of list a: first b, last c, expected 0 and d
+  kSampleLoc,         // boundaries of list a % kSampleLists: [a / kSampleLists] = b, expected c to d
   kSampleId,          // a token id of row a in list b is c, vocabulary of d
-  kLogitInvalid,      // row a: logit b is `value`
-  kLogitsAllExcluded, // row a: every logit is -inf
   kNothingLeft,       // row a
   kProcessedInvalid,  // row a
   kTemperatureOverflow,  // row a
@@ -38,11 +38,22 @@ struct DeviceError {
 
 // Parameters of Sample in the order of SAMPLING_FLOATS, SAMPLING_INTS, then bias_values.
 enum SampleNumber : int32_t {
-  kTemperature, kTopP, kMinP, kRepetitionPenalty, kFrequencyPenalty, kPresencePenalty,
-  kTopK, kSeed, kOffset, kNumLogprobs, kForcedTokenId, kNumPromptTokens, kBiasValue,
+  kTemperature,
+  kTopP,
+  kMinP,
+  kRepetitionPenalty,
+  kFrequencyPenalty,
+  kPresencePenalty,
+  kTopK,
+  kSeed,
+  kOffset,
+  kNumLogprobs,
+  kForcedTokenId,
+  kNumPromptTokens,
+  kBiasValue,
 };
 
 // Lists of Sample, in the order of its inputs.
-enum SampleList : int32_t { kHistoryList, kAllowedList, kBannedList, kBiasList };
+enum SampleList : int32_t { kHistoryList, kAllowedList, kBannedList, kBiasList, kSampleLists };
 
 }  // namespace trivet::cuda

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ...backends.contract.opset import OPS
 from ..architectures.model import Attention, DecoderLayer, Linear, Mlp, Model, Norm
 from ..quantize import read_tensor
 from .writer import GraphWriter
@@ -14,21 +15,6 @@ if TYPE_CHECKING:
     import onnx
 
 _EPILOGUES: Final = {"silu": "swiglu", "gelu_tanh": "geglu"}
-_SAMPLE_INPUTS: Final = (
-    "sampling_floats",
-    "sampling_ints",
-    "token_history",
-    "token_history_loc",
-    "allowed_token_ids",
-    "allowed_token_ids_loc",
-    "banned_token_ids",
-    "banned_token_ids_loc",
-    "bias_token_ids",
-    "bias_values",
-    "bias_loc",
-    "bitmask",
-    "max_num_logprobs",
-)
 
 
 def build_graph(model: Model, name: str, producer_version: str) -> onnx.ModelProto:
@@ -128,8 +114,8 @@ class _Builder:
             vocab_size=model.vocab_size,
             soft_cap=float(model.logits_soft_cap),
         )
-        sampled = ["sampled_token_ids", "sampled_logprobs", "sampled_ranks", "top_token_ids", "top_logprobs"]
-        writer.node("Sample", ["logits", *_SAMPLE_INPUTS], sampled)
+        sample = OPS["Sample"]  # its inputs but for the logits, and its outputs, are the graph's, by the same names
+        writer.node("Sample", list(sample.inputs), list(sample.outputs))
 
     def _matmul(self, name: str, x: str, linears: list[Linear], epilogue: str) -> str:
         tensors = [self.model.tensors[linear.weight] for linear in linears]

@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import sys
 
+# Where Debian, Fedora, openSUSE and Alpine keep them.
+_CERTIFICATES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
 
 def main() -> int:
     """Run the command line; the exit status. `--version` is answered before anything else is imported."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # onnxruntime reads it during its first import
     _restore_library_path()
+    _find_certificates()
     from trivet import __version__
 
     arguments = sys.argv[1:]
@@ -25,12 +34,14 @@ def main() -> int:
 
         return verify_self(arguments[1:])
     if arguments and not arguments[0].startswith("-"):
+        from pathlib import Path
+
         from trivet_bundle.cpu_check import missing_cpu_features
 
-        if missing := missing_cpu_features():
+        if missing := missing_cpu_features(Path(os.path.realpath(sys.executable)).parent):
             print(
-                f"trivet: error: this CPU lacks {', '.join(missing)}; the numpy in this bundle needs x86-64-v2 (CPUs since "
-                "about 2009). Use a newer machine, or `pip install trivet` with a numpy built for this one.",
+                f"trivet: error: this CPU lacks {', '.join(missing)}; the numpy in this bundle needs x86-64-v2 "
+                "(CPUs since about 2009). Use a newer one, or install trivet with pip and a numpy built for this one.",
                 file=sys.stderr,
             )
             return 1
@@ -46,6 +57,15 @@ def _restore_library_path() -> None:
         os.environ["LD_LIBRARY_PATH"] = original
     else:
         os.environ.pop("LD_LIBRARY_PATH", None)
+
+
+def _find_certificates() -> None:
+    """Point TLS at the certificates of this machine, which the bundle does not bring; a user's own choice stays."""
+    if "SSL_CERT_FILE" not in os.environ and "SSL_CERT_DIR" not in os.environ:
+        for path in _CERTIFICATES:
+            if os.path.isfile(path):
+                os.environ["SSL_CERT_FILE"] = path
+                return
 
 
 if __name__ == "__main__":

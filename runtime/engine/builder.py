@@ -47,6 +47,12 @@ class EngineParts:
     def default_sampling_params(self) -> SamplingParams:
         return SamplingParams(**self.generation_defaults)
 
+    @property
+    def default_max_tokens(self) -> int | None:
+        """The length of an answer that the model, or override_generation_config, sets; None = neither does."""
+        max_tokens: int | None = self.generation_defaults.get("max_tokens")
+        return max_tokens
+
 
 def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> EngineParts:
     """Load the model and wire scheduler and runner. `core.close()` frees everything."""

@@ -60,6 +60,10 @@ class InputProcessor:
         """
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+        if priority != 0:
+            raise InvalidRequestError(
+                f"priority is {priority!r}: requests are served first come, first served in this version; leave it out"
+            )
         arrival_time = time.monotonic()
         text, given_ids, own_salt = _parse(prompt)
         token_ids = self._encode(text, add_special_tokens) if text is not None else self._check_ids(given_ids)

@@ -20,28 +20,14 @@ _ADMISSION_STATUSES: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Since the manager was made or the stats were taken. Tokens, but for the counts of requests.
+    """Tokens since the manager was made, over the admissions of requests that had not been preempted.
 
     vLLM records a query at every attempt to admit a request; here only the attempt that succeeds counts, so that a
     request that waits for free blocks does not look like many.
     """
 
-    requests: int = 0
-    queries: int = 0
-    hits: int = 0
-    preempted_requests: int = 0  # the same for requests that come back after a preemption
-    preempted_queries: int = 0
-    preempted_hits: int = 0
-
-    def record(self, *, num_tokens: int, num_hits: int, preempted: bool) -> None:
-        if preempted:
-            self.preempted_requests += 1
-            self.preempted_queries += num_tokens
-            self.preempted_hits += num_hits
-        else:
-            self.requests += 1
-            self.queries += num_tokens
-            self.hits += num_hits
+    queries: int = 0  # tokens looked up
+    hits: int = 0  # of which found
 
 
 class _Table:
@@ -178,11 +164,10 @@ class KVCacheManager:
         return self.block_pool.reset_prefix_cache()
 
     def record_prefix_query(self, request: Request, num_hits: int) -> None:
-        """Count one admission in the statistics (not when the cache is off or was not read)."""
-        if self.enable_caching and not request.skip_reading_prefix_cache:
-            self.prefix_cache_stats.record(
-                num_tokens=request.num_tokens, num_hits=num_hits, preempted=request.num_preemptions > 0
-            )
+        """Count one admission in the statistics (not a return from preemption, nor when the cache was not read)."""
+        if self.enable_caching and not request.skip_reading_prefix_cache and request.num_preemptions == 0:
+            self.prefix_cache_stats.queries += request.num_tokens
+            self.prefix_cache_stats.hits += num_hits
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

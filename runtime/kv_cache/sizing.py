@@ -92,10 +92,10 @@ def plan_kv_cache(
     """Decide on the number of blocks and on max_model_len.
 
     num_gpu_blocks_override > kv_cache_memory_bytes > $TRIVET_CPU_KVCACHE_SPACE > gpu_memory_utilization of the free
-    memory > default: half of the free memory but at most 4 GiB or 65,536 blocks, more (up to 92 % of it) if one sequence of
-    max_model_len needs more. Free memory is `free_bytes` (None = asked of the system) less the weights. device_memory:
-    `free_bytes` is memory that nothing but the model uses; the variable, which is the CPU's, does not count, and the
-    default is 92 % of it or 65,536 blocks.
+    memory > default: half of the free memory but at most 4 GiB or 65,536 blocks, more (up to 92 % of it) if one
+    sequence of max_model_len needs more. Free memory is `free_bytes` (None = asked of the system) less the weights.
+    device_memory: `free_bytes` is a device's own; the variable, which is the CPU's, does not count, and the default is
+    92 % of it or 65,536 blocks.
     Raises KVCacheError when the cache cannot hold one sequence of max_model_len tokens.
     """
     page = request.page_size_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ...backends.contract.opset import NO_TOKEN
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from .input_batch import InputBatch, SampleRow
 
@@ -21,6 +22,11 @@ _TOKENS_AND_LOGPROBS: Final = (
     "sampled_ranks",
     "top_token_ids",
     "top_logprobs",
+)
+NO_USABLE_LOGITS: Final = (
+    "the model computed no usable scores for the next token: one is NaN or infinite, or all are -inf. Either values "
+    "of this prompt overflow the type of the KV cache (try kv_cache_dtype float32 or bfloat16), or the checkpoint is "
+    "damaged"
 )
 
 
@@ -49,6 +55,9 @@ class ModelRunner:
         arrays, rows, wants_logprobs, errors = self._batch.build(scheduler_output)
         results = self._session.run(arrays, _TOKENS_AND_LOGPROBS if wants_logprobs else _TOKENS)
         token_ids: list[int] = results["sampled_token_ids"].tolist()
+        for row, token in zip(rows, token_ids, strict=True):
+            if token == NO_TOKEN:
+                errors.setdefault(row.request_id, NO_USABLE_LOGITS)
         output = ModelRunnerOutput(
             sampled_token_ids={
                 row.request_id: [token]

@@ -207,7 +207,8 @@ class Tokenizer:
         named = ", ".join(sorted(self.spec.chat_templates))
         hint = f"; it has only named ones ({named}): choose one with chat_template" if named else ""
         raise MissingChatTemplateError(
-            f"this model has no chat template{hint}. Use completions instead of chat, or give one with --chat-template"
+            f"this model has no chat template{hint}. Use completions instead of chat, or give one: chat_template "
+            "in Python, --chat-template of the server"
         )
 
 

@@ -141,3 +141,25 @@ def test_a_damaged_cache_is_not_used(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == "None"
+
+
+def test_a_read_only_source_tree_builds_elsewhere(tmp_path: Path) -> None:
+    """With `build_wheel` of scikit-build-core replaced by one that prints its settings."""
+    pytest.importorskip("scikit_build_core")
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import trivet_build as b\n"
+        "b._backend.build_wheel = lambda wheels, settings, metadata: print(settings)\n"
+        "b.build_wheel('w'); b.build_wheel('w', {'build-dir': 'mine'})\n"
+        "os.access = lambda path, mode: False\n"
+        "b.build_wheel('w'); b.build_wheel('w', {'build-dir': 'mine'})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, str(ROOT / "cmake")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    usual, *chosen = done.stdout.splitlines()
+    assert usual == "{}" and chosen[0] == chosen[2] == "{'build-dir': 'mine'}"
+    assert "trivet-build-" in chosen[1] and not list(tmp_path.iterdir())

@@ -27,6 +27,8 @@ REGISTRY_HOSTS = [
     )
 ]
 MACHINE_PATHS = [rf"(?<![\w./~$}}])/{name}/" for name in ("work", "root", "home/" + r"\w+")]
+# Path -> why it may name such paths.
+MAY_NAME_PATHS = {"release/known_paths.json": "lists what third-party binaries carry, for the release gate to compare"}
 FORBIDDEN = re.compile("|".join(REGISTRY_HOSTS + MACHINE_PATHS))
 
 
@@ -43,6 +45,8 @@ def repository_files() -> list[Path]:
 def test_no_registry_hosts_and_no_paths_of_a_machine() -> None:
     found = []
     for path in repository_files():
+        if path.relative_to(ROOT).as_posix() in MAY_NAME_PATHS:
+            continue
         try:
             text = path.read_text()
         except UnicodeDecodeError:

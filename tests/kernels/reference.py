@@ -115,7 +115,7 @@ def dequantize(fmt: str, weight: Array) -> Array:
         return np.asarray((weight.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
     q, scale, minimum = split_blocks(fmt, weight)
     values = q.astype(np.float32) * np.repeat(scale, 16, axis=-1) + minimum[..., None]
-    return values.reshape(weight.shape[0], -1)
+    return np.asarray(values.reshape(weight.shape[0], -1))
 
 
 def quantize_activations(x: Array) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from trivet.backends.contract.opset import NO_TOKEN
 
 Array = NDArray[Any]
 
@@ -146,7 +147,9 @@ def distribution(logits: Array, row: Row) -> Array:
 
 
 def sample(logits: Array, row: Row) -> int:
-    """The row's token."""
+    """The row's token; NO_TOKEN for logits that cannot be sampled."""
+    if np.isnan(logits).any() or not np.isfinite(logits.max()):
+        return NO_TOKEN
     if row.forced_token_id >= 0:
         return row.forced_token_id
     probabilities = distribution(logits, row)

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from trivet.backends import library
 from trivet.backends.contract.manifest import read_manifest
+from trivet.backends.cpu.session import CpuSession
 from trivet.backends.errors import (
     BackendError,
     InvalidInputError,
@@ -103,8 +104,9 @@ def test_kv_cache_is_lazy_in_place_and_shared_with_the_graph(package: Path) -> N
     assert session.allocate_kv_cache(num_blocks=blocks, block_size=BLOCK_SIZE, dtype="float32") > 1_000_000_000
     session.run(step_inputs(PROMPT, 0), ["sampled_token_ids"])
     assert resident_bytes() - before < 200_000_000
-    assert session._kv_values is not None
-    memory = session._kv_values[0].numpy()
+    device = session._device
+    assert isinstance(device, CpuSession) and device._kv_values is not None
+    memory = device._kv_values[0].numpy()
     assert memory[0].sum() == 0  # the null block
     assert memory[1].any() and memory[3].any() and not memory[4].any()
     with pytest.raises(BackendError, match="has a KV cache already"):
@@ -179,6 +181,11 @@ def test_arguments_and_files_are_checked(package: Path, tmp_path: Path) -> None:
     manifest = read_manifest(package)
     with pytest.raises(UnsupportedDeviceError, match="'cuda'"):
         ModelSession(package, manifest, device="cuda")
+    for option in ({"num_threads": 2}, {"cpu_tier": "scalar"}):
+        with pytest.raises(InvalidInputError, match=f"{next(iter(option))} .*applies to device 'cpu' only"):
+            ModelSession(package, manifest, device="cuda", **option)
+    with pytest.raises(UnsupportedDeviceError, match="device 'cpu:1': expected 'cpu', 'cuda' or 'cuda:N'"):
+        ModelSession(package, manifest, device="cpu:1")
     with pytest.raises(InvalidInputError, match="activation_dtype 'int4'"):
         ModelSession(package, manifest, activation_dtype="int4")
     with pytest.raises(InvalidInputError, match="num_threads 0"):
@@ -194,6 +201,9 @@ def test_arguments_and_files_are_checked(package: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="KV cache dtype 'int8'"):
         session.allocate_kv_cache(num_blocks=2, block_size=16, dtype="int8")
     session.close()
+    session.close()
+    with pytest.raises(BackendError, match="or was closed"):
+        session.allocate_kv_cache(num_blocks=2, block_size=16, dtype="float32")
 
 
 def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
@@ -214,11 +224,13 @@ def test_overhead_per_run_is_small(open_session: Callable[..., ModelSession]) ->
     """Checks and bindings of 20 inputs; a decode step of a small model takes a few milliseconds."""
     session = open_session(num_threads=1)
     inputs = step_inputs([5], 0)
+    device = session._device
+    assert isinstance(device, CpuSession)
     best = float("inf")
     for _ in range(200):
         start = time.perf_counter()
         session._check_inputs(inputs)
-        binding = session._binding._iobinding
+        binding = device._binding._iobinding
         for name in session._checks:
             binding.bind_input(name, inputs[name])
         best = min(best, time.perf_counter() - start)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Everything that a CUDA device has to show, in one call: kernel tests, tiny models, memory checks, speed.
 
-    verify_cuda.py [--json FILE] [--steps tests,sanitizer,speed] [--formats q4_k,...]
+    verify_cuda.py [--json FILE] [--steps tests,sanitizer,speed] [--formats q4_k,...] [--rows 1,4,...]
 
-Prints a table, writes all figures to FILE and ends with 1 if a step failed. Needs a built libtrivet_cuda and an NVIDIA driver.
+Prints a table, writes all figures to FILE and ends with 1 if a step failed. Needs a built libtrivet_cuda and an NVIDIA
+driver.
 """
 
 from __future__ import annotations
@@ -125,13 +126,12 @@ def product_seconds(device: CudaDevice, fmt: str, k: int, n: int, rows: int) -> 
             session._sess.run_with_iobinding(binding, run_options)
         device.finish()
         best = min(best, (time.perf_counter() - started) / repeats / count)
-    del binding, session
     for address in held:
         device.release(address)
     return best
 
 
-def speed_step(formats: list[str]) -> dict[str, Any]:
+def speed_step(formats: list[str], row_counts: list[int]) -> dict[str, Any]:
     device = CudaDevice(0)
     copy = copy_speed(device)
     print(f"copy inside the device: {copy / 1e9:.0f} GB/s read + written")
@@ -139,7 +139,7 @@ def speed_step(formats: list[str]) -> dict[str, Any]:
     for fmt in formats:
         for model, shapes in SHAPES.items():
             for k, n in shapes:
-                for m in (1, 4, 16, 64, 2048):
+                for m in row_counts:
                     if m > 1 and (model == "1B" or n == 4096 == k):
                         continue
                     seconds = product_seconds(device, fmt, k, n, m)
@@ -178,6 +178,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all figures to this file; logs go beside it")
     parser.add_argument("--steps", default="tests,sanitizer,speed")
     parser.add_argument("--formats", default="q4_k,q8_0,q6_k,bf16")
+    parser.add_argument("--rows", default="1,4,16,64,2048", help="rows of x, of the products of the step speed")
     arguments = parser.parse_args()
     facts = describe_cuda()
     print(json.dumps(facts, indent=1))
@@ -191,7 +192,7 @@ def main() -> int:
         elif name == "sanitizer":
             results[name] = sanitizer_step(logs and logs / "sanitizer.log")
         elif name == "speed":
-            results[name] = speed_step(arguments.formats.split(","))
+            results[name] = speed_step(arguments.formats.split(","), [int(m) for m in arguments.rows.split(",")])
         else:
             parser.error(f"--steps: unknown step {name!r}; known: tests, sanitizer, speed")
         outcome = "ok" if results[name]["ok"] else "FAILED"

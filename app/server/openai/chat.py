@@ -48,7 +48,7 @@ async def prepare(service: Service, request: ChatCompletionRequest) -> Job:
         request,
         service.engine.get_default_sampling_params(),
         max_tokens=resolve_max_tokens(
-            requested, service.default_max_tokens() or context.num_free_tokens, context, param
+            requested, service.engine.default_max_tokens or context.num_free_tokens, context, param
         ),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,

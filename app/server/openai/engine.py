@@ -19,6 +19,9 @@ class Engine(Protocol):
 
     manifest: Manifest
 
+    @property
+    def default_max_tokens(self) -> int | None: ...
+
     def generate(
         self,
         prompt: Sequence[int],

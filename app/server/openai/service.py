@@ -63,14 +63,6 @@ class Service:
         engine_id = f"{answer_id}-{secrets.token_hex(4)}"
         return self.engine.generate(prompt, params, engine_id, cache_salt=request.cache_salt)
 
-    def default_max_tokens(self) -> int | None:
-        """The model's own default for the length of an answer, None when it has none."""
-        from ....runtime.sampling_params import SamplingParams
-
-        default = self.engine.get_default_sampling_params().max_tokens
-        own = self.engine.manifest.generation.max_new_tokens
-        return default if default == own or default != SamplingParams().max_tokens else None
-
     def usage(self, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> Usage:
         details = None
         if self.config.enable_prompt_tokens_details:

@@ -125,8 +125,14 @@ void multiply_tile(const Product& p, const WeightMatrix& w, int64_t r0, int rows
     x.d += i0 * blocks;
     x.sum += i0 * blocks;
     x.correction = p.corrections[correction_key(*w.format)] + 2 * i0 * blocks;
+    if (rows < kTileRows) {  // zeros stand in for the missing rows
+      uint8_t* whole = ThreadScratch::get<uint8_t>(kSlotTileWeights, kTileRows * row_bytes);
+      std::copy_n(weight, rows * row_bytes, whole);
+      std::fill_n(whole + rows * row_bytes, (kTileRows - rows) * row_bytes, uint8_t{0});
+      weight = whole;
+    }
     p.kernels.tile[static_cast<int>(w.format->format)](
-        {weight, row_bytes, rows, blocks, x, m, acc, acc_stride, ThreadScratch::get<Panel>(kSlotPanel, 1)});
+        {weight, row_bytes, blocks, x, m, acc, acc_stride, ThreadScratch::get<Panel>(kSlotPanel, 1)});
     return;
   }
   FloatTileArgs tile{nullptr, k, rows, p.x_float + i0 * p.float_k, p.float_k, m, p.float_k, acc, acc_stride};

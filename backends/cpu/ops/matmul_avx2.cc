@@ -10,6 +10,7 @@ namespace trivet {
 namespace {
 
 constexpr int kVectorFloats = 8;
+constexpr int kUnroll = 1;
 
 struct V {
   __m256i half[2];
@@ -84,10 +85,14 @@ inline int load_dword(const void* p) {
 }
 
 struct Rows;
-inline V load_dwords(const Rows& rows, int64_t offset);
-inline void load_transposed(const Rows& rows, int64_t offset, V out[4]);
+inline V load_dwords(Rows& rows, int64_t offset);
+inline F load_halves(Rows& rows, int64_t offset);
+inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
+inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
 template <class W>
 void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
+template <class W>
+bool multiply_directly(const TileArgs& args);
 
 }  // namespace
 }  // namespace trivet
@@ -97,29 +102,74 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
 namespace trivet {
 namespace {
 
-inline V load_dwords(const Rows& rows, int64_t offset) {
+inline V load_dwords(Rows& rows, int64_t offset) {
+  rows.prefetch_line();
   const auto eight = [&](int r) {
     __m128i part[2];
     for (int i = 0; i < 2; i++) {
-      part[i] = _mm_cvtsi32_si128(load_dword(rows.row[r + 4 * i] + offset));
-      part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[r + 4 * i + 1] + offset), 1);
-      part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[r + 4 * i + 2] + offset), 2);
-      part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[r + 4 * i + 3] + offset), 3);
+      part[i] = _mm_cvtsi32_si128(load_dword(rows.at(r + 4 * i, offset)));
+      part[i] = _mm_insert_epi32(part[i], load_dword(rows.at(r + 4 * i + 1, offset)), 1);
+      part[i] = _mm_insert_epi32(part[i], load_dword(rows.at(r + 4 * i + 2, offset)), 2);
+      part[i] = _mm_insert_epi32(part[i], load_dword(rows.at(r + 4 * i + 3, offset)), 3);
     }
     return _mm256_inserti128_si256(_mm256_castsi128_si256(part[0]), part[1], 1);
   };
   return {{eight(0), eight(8)}};
 }
 
+// The binary16 number at `offset` of each row.
+inline F load_halves(Rows& rows, int64_t offset) {
+  const auto load = [&](int row) {
+    uint16_t half;
+    __builtin_memcpy(&half, rows.at(row, offset), sizeof half);
+    return half;
+  };
+  F out;
+  for (int i = 0; i < 2; i++) {
+    __m128i part = _mm_cvtsi32_si128(load(8 * i));
+    part = _mm_insert_epi16(part, load(8 * i + 1), 1);
+    part = _mm_insert_epi16(part, load(8 * i + 2), 2);
+    part = _mm_insert_epi16(part, load(8 * i + 3), 3);
+    part = _mm_insert_epi16(part, load(8 * i + 4), 4);
+    part = _mm_insert_epi16(part, load(8 * i + 5), 5);
+    part = _mm_insert_epi16(part, load(8 * i + 6), 6);
+    part = _mm_insert_epi16(part, load(8 * i + 7), 7);
+    out.half[i] = _mm256_cvtph_ps(part);
+  }
+  rows.prefetch_line();
+  return out;
+}
+
+// 8 bytes of each row as two dwords.
+inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]) {
+  const auto load = [&](int row) {  // of two rows
+    const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows.at(row, offset)));
+    return _mm_loadh_pi(_mm_castsi128_ps(low), reinterpret_cast<const __m64*>(rows.at(row + 1, offset)));
+  };
+  for (int h = 0; h < 2; h++) {
+    const __m256 even = _mm256_insertf128_ps(_mm256_castps128_ps256(load(8 * h)), load(8 * h + 4), 1);
+    const __m256 odd = _mm256_insertf128_ps(_mm256_castps128_ps256(load(8 * h + 2)), load(8 * h + 6), 1);
+    out[0].half[h] = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0x88));
+    out[1].half[h] = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0xDD));
+    rows.prefetch_line();
+  }
+}
+
+template <class W>
+bool multiply_directly(const TileArgs&) {
+  return false;
+}
+
 // 16 bytes of each row: out[g] holds dword g of the 16 rows.
-inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
+inline void load_transposed(Rows& rows, int64_t offset, V out[4]) {
   for (int h = 0; h < 2; h++) {
     const auto load = [&](int row) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.row[8 * h + row] + offset));
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.at(8 * h + row, offset)));
     };
     __m256i z[4];
     for (int i = 0; i < 4; i++) {  // 128-bit lane L of z[i]: row 4 L + i
       z[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load(i)), load(4 + i), 1);
+      if (i % 2 == 1) rows.prefetch_line();
     }
     const __m256i t0 = _mm256_unpacklo_epi32(z[0], z[1]);
     const __m256i t1 = _mm256_unpackhi_epi32(z[0], z[1]);

@@ -10,6 +10,7 @@ namespace trivet {
 namespace {
 
 constexpr int kVectorFloats = 16;
+constexpr int kUnroll = 8;
 
 struct V {
   __m512i v;
@@ -54,10 +55,14 @@ namespace trivet {
 namespace {
 
 struct Rows;
-inline V load_dwords(const Rows& rows, int64_t offset);
-inline void load_transposed(const Rows& rows, int64_t offset, V out[4]);
+inline V load_dwords(Rows& rows, int64_t offset);
+inline F load_halves(Rows& rows, int64_t offset);
+inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
+inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
 template <class W>
 void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
+template <class W>
+bool multiply_directly(const TileArgs& args);
 
 }  // namespace
 }  // namespace trivet
@@ -67,28 +72,70 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
 namespace trivet {
 namespace {
 
-inline V load_dwords(const Rows& rows, int64_t offset) {
+TRIVET_INLINE __m512i join(__m128i a, __m128i b, __m128i c, __m128i d) {
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(c), d, 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+TRIVET_INLINE V load_dwords(Rows& rows, int64_t offset) {
+  rows.prefetch_line();
   __m128i part[4];
   for (int i = 0; i < 4; i++) {
-    part[i] = _mm_cvtsi32_si128(load_dword(rows.row[4 * i] + offset));
-    part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[4 * i + 1] + offset), 1);
-    part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[4 * i + 2] + offset), 2);
-    part[i] = _mm_insert_epi32(part[i], load_dword(rows.row[4 * i + 3] + offset), 3);
+    part[i] = _mm_cvtsi32_si128(load_dword(rows.at(4 * i, offset)));
+    part[i] = _mm_insert_epi32(part[i], load_dword(rows.at(4 * i + 1, offset)), 1);
+    part[i] = _mm_insert_epi32(part[i], load_dword(rows.at(4 * i + 2, offset)), 2);
+    part[i] = _mm_insert_epi32(part[i], load_dword(rows.at(4 * i + 3, offset)), 3);
   }
-  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(part[0]), part[1], 1);
-  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(part[2]), part[3], 1);
-  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
+  return {join(part[0], part[1], part[2], part[3])};
+}
+
+// The binary16 number at `offset` of each row.
+TRIVET_INLINE F load_halves(Rows& rows, int64_t offset) {
+  const auto load = [&](int row) {
+    uint16_t half;
+    __builtin_memcpy(&half, rows.at(row, offset), sizeof half);
+    return half;
+  };
+  __m128i part[2];
+  for (int i = 0; i < 2; i++) {
+    part[i] = _mm_cvtsi32_si128(load(8 * i));
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 1), 1);
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 2), 2);
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 3), 3);
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 4), 4);
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 5), 5);
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 6), 6);
+    part[i] = _mm_insert_epi16(part[i], load(8 * i + 7), 7);
+  }
+  rows.prefetch_line();
+  return {_mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(part[0]), part[1], 1))};
+}
+
+// 8 bytes of each row as two dwords.
+TRIVET_INLINE void load_dword_pairs(Rows& rows, int64_t offset, V out[2]) {
+  const auto load = [&](int row) {  // of two rows
+    const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows.at(row, offset)));
+    return _mm_castps_si128(
+        _mm_loadh_pi(_mm_castsi128_ps(low), reinterpret_cast<const __m64*>(rows.at(row + 1, offset))));
+  };
+  const __m512 even = _mm512_castsi512_ps(join(load(0), load(4), load(8), load(12)));
+  rows.prefetch_line();
+  const __m512 odd = _mm512_castsi512_ps(join(load(2), load(6), load(10), load(14)));
+  rows.prefetch_line();
+  out[0].v = _mm512_castps_si512(_mm512_shuffle_ps(even, odd, 0x88));
+  out[1].v = _mm512_castps_si512(_mm512_shuffle_ps(even, odd, 0xDD));
 }
 
 // 16 bytes of each row: out[g] holds dword g of the 16 rows.
-inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
-  const auto load = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.row[row] + offset)); };
+TRIVET_INLINE void load_transposed(Rows& rows, int64_t offset, V out[4]) {
+  const auto load = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.at(row, offset))); };
   __m512i z[4];
+#pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {  // 128-bit lane L of z[i]: row 4 L + i
-    z[i] = _mm512_castsi128_si512(load(i));
-    z[i] = _mm512_inserti32x4(z[i], load(4 + i), 1);
-    z[i] = _mm512_inserti32x4(z[i], load(8 + i), 2);
-    z[i] = _mm512_inserti32x4(z[i], load(12 + i), 3);
+    // Inserts into 256 bits first: they cost half.
+    z[i] = join(load(i), load(4 + i), load(8 + i), load(12 + i));
+    rows.prefetch_line();
   }
   const __m512i t0 = _mm512_unpacklo_epi32(z[0], z[1]);
   const __m512i t1 = _mm512_unpackhi_epi32(z[0], z[1]);
@@ -98,6 +145,85 @@ inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
   out[1].v = _mm512_unpackhi_epi64(t0, t2);
   out[2].v = _mm512_unpacklo_epi64(t1, t3);
   out[3].v = _mm512_unpackhi_epi64(t1, t3);
+}
+
+// Multiplies MR activation rows with what is unpacked, straight from the registers.
+template <class W, int MR>
+struct MultiplySink {
+  const int8_t* q;
+  const float* d;
+  const float* sum;
+  const int32_t* correction;
+  int64_t k;
+  int64_t blocks;
+  __m512 acc[MR];
+  __m512i dot[8][2][MR];  // by 32-block and half
+
+  TRIVET_INLINE void group(int block, int g, V v) {
+    const int which = W::kHalves ? g / 4 : 0;
+    const bool opens = W::kHalves ? g % 4 == 0 : g == 0;
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; i++) {
+      __m512i& sums = dot[block][which][i];
+      if (opens) sums = _mm512_set1_epi32(correction[2 * (i * blocks + block) + which]);
+      sums = _mm512_dpbusd_epi32(sums, v.v, _mm512_set1_epi32(load_dword(q + i * k + block * kBlock + 4 * g)));
+    }
+  }
+
+  TRIVET_INLINE void scales(int block, const Scales& scales) {
+#pragma GCC unroll 4
+    for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 2
+      for (int h = 0; h < (W::kHalves ? 2 : 1); h++) {
+        const __m512 factor = _mm512_mul_ps(scales.d[h].v, _mm512_set1_ps(d[i * blocks + block]));
+        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[block][h][i])));
+      }
+      if constexpr (W::kMin) {
+        const __m512 x = _mm512_set1_ps(sum[i * blocks + block]);
+        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(scales.minimum.v, x));
+      }
+    }
+  }
+
+  TRIVET_INLINE void advance(int count) {
+    q += count * kBlock;
+    d += count;
+    sum += count;
+    correction += 2 * count;
+  }
+};
+
+// All activation rows of the tile, MR of them.
+template <class W, int MR>
+void multiply_rows(const TileArgs& args) {
+  MultiplySink<W, MR> sink;
+  sink.q = static_cast<const int8_t*>(args.x.q);
+  sink.d = args.x.d;
+  sink.sum = args.x.sum;
+  sink.correction = args.x.correction;
+  sink.k = args.num_blocks * kBlock;
+  sink.blocks = args.num_blocks;
+  for (auto& acc : sink.acc) acc = _mm512_setzero_ps();
+  Rows rows(args);
+  unpack_blocks<W>(rows, args.num_blocks, sink);
+  for (int i = 0; i < MR; i++) _mm512_storeu_ps(args.acc + i * args.acc_stride, sink.acc[i]);
+}
+
+template <class W>
+bool multiply_directly(const TileArgs& args) {
+  switch (args.m) {
+    case 1:
+      multiply_rows<W, 1>(args);
+      return true;
+    case 2:
+      multiply_rows<W, 2>(args);
+      return true;
+    case 3:
+      multiply_rows<W, 3>(args);
+      return true;
+    default:
+      return false;
+  }
 }
 
 // The panel times MR activation rows from row `i0` on.

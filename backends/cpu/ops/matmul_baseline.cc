@@ -11,6 +11,7 @@ namespace trivet {
 namespace {
 
 constexpr int kVectorFloats = 4;
+constexpr int kUnroll = 1;
 
 struct V {
   __m128i quarter[4];
@@ -98,10 +99,14 @@ inline int load_dword(const void* p) {
 }
 
 struct Rows;
-inline V load_dwords(const Rows& rows, int64_t offset);
-inline void load_transposed(const Rows& rows, int64_t offset, V out[4]);
+inline V load_dwords(Rows& rows, int64_t offset);
+inline F load_halves(Rows& rows, int64_t offset);
+inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
+inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
 template <class W>
 void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
+template <class W>
+bool multiply_directly(const TileArgs& args);
 
 }  // namespace
 }  // namespace trivet
@@ -111,21 +116,36 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
 namespace trivet {
 namespace {
 
-inline V load_dwords(const Rows& rows, int64_t offset) {
-  const auto load = [&](int row) { return _mm_cvtsi32_si128(load_dword(rows.row[row] + offset)); };
+inline V load_dwords(Rows& rows, int64_t offset) {
+  rows.prefetch_line();
+  const auto load = [&](int row) { return _mm_cvtsi32_si128(load_dword(rows.at(row, offset))); };
   return each([&](int i) {
     return _mm_unpacklo_epi64(_mm_unpacklo_epi32(load(4 * i), load(4 * i + 1)),
                               _mm_unpacklo_epi32(load(4 * i + 2), load(4 * i + 3)));
   });
 }
 
+inline F load_halves(Rows& rows, int64_t offset) { return half_to_float16(load_dwords(rows, offset)); }
+
+// 8 bytes of each row as two dwords.
+inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]) {
+  out[0] = load_dwords(rows, offset);
+  out[1] = load_dwords(rows, offset + 4);
+}
+
+template <class W>
+bool multiply_directly(const TileArgs&) {
+  return false;
+}
+
 // 16 bytes of each row: out[g] holds dword g of the 16 rows.
-inline void load_transposed(const Rows& rows, int64_t offset, V out[4]) {
+inline void load_transposed(Rows& rows, int64_t offset, V out[4]) {
   for (int i = 0; i < 4; i++) {
     __m128i z[4];
     for (int r = 0; r < 4; r++) {
-      z[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.row[4 * i + r] + offset));
+      z[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.at(4 * i + r, offset)));
     }
+    rows.prefetch_line();
     const __m128i t0 = _mm_unpacklo_epi32(z[0], z[1]);
     const __m128i t1 = _mm_unpackhi_epi32(z[0], z[1]);
     const __m128i t2 = _mm_unpacklo_epi32(z[2], z[3]);

@@ -36,9 +36,8 @@ struct QuantizedRows {
 };
 
 struct TileArgs {
-  const uint8_t* weight;  // first row of the tile
+  const uint8_t* weight;  // 16 rows
   int64_t row_bytes;
-  int rows;            // 1..16 rows exist
   int64_t num_blocks;  // k / 32
   QuantizedRows x;
   int64_t m;

@@ -102,7 +102,7 @@ void tile(const TileArgs& args) {
   constexpr int halves = format == Format::kQ6_K ? 2 : 1;
   const int64_t blocks = args.num_blocks;
   for (int r = 0; r < kTileRows; r++) {
-    const uint8_t* row = args.weight + (r < args.rows ? r : args.rows - 1) * args.row_bytes;
+    const uint8_t* row = args.weight + r * args.row_bytes;
     for (int64_t i = 0; i < args.m; i++) args.acc[i * args.acc_stride + r] = 0.0f;
     for (int64_t b = 0; b < blocks; b++) {
       const Block w = decode<format>(row, b);

@@ -1,54 +1,101 @@
-// Unpacking of the block formats into a Panel, and what of a tier follows from it; included by each vector tier.
+// The recipes of the block formats, from the bytes of 16 rows to integers and scales, and what of a tier follows from
+// them; included by each vector tier.
 //
 // Everything happens on the bytes of 16 rows at once: `V` holds one dword per row, so a shift or mask serves 16 rows x
 // 4 elements, and a format is only a recipe of loads, shifts and masks. The including file defines, in its anonymous
 // namespace: V (16 dwords) with operators & | ^, shl, shr, sra; splat; F (16 floats) with mul, neg; to_float;
-// half_to_float16; load_dwords, load_transposed, store, spread_bits; and product<W>, which multiplies a panel.
+// half_to_float16; load_halves, load_dword_pairs, load_transposed, store, spread_bits; product<W>, which multiplies a
+// panel; kUnroll, the unrolling of loops over parts of a block; and multiply_directly<W>, which multiplies a few
+// activation rows without one, or returns false.
+
+#define TRIVET_INLINE [[gnu::always_inline]] inline
 
 namespace trivet {
 namespace {
 
+// The bytes of a tile. Rows are read side by side, a pattern that the hardware prefetcher does not follow, so each load
+// of 16 bytes of 16 rows also prefetches 256 bytes of the tiles that follow in memory. Spread over the loads like that,
+// and two tiles ahead, one core reads 12 to 16 GB/s; bursts reach 10 to 13. Past the last tile nothing is accessed: a
+// prefetch of an unmapped address does nothing.
 struct Rows {
-  const uint8_t* row[kTileRows];  // rows past the last are the last again
+  // Row r is at base[r / 4] + r % 4 * stride: few enough values for registers, and what x86 addresses can add up.
+  const uint8_t* base[4];
+  int64_t stride;
+  uintptr_t ahead;  // the next line to prefetch
+
+  explicit Rows(const TileArgs& args) : stride(args.row_bytes) {
+    for (int i = 0; i < 4; i++) base[i] = args.weight + 4 * i * stride;
+    ahead = reinterpret_cast<uintptr_t>(args.weight) + static_cast<uintptr_t>(2 * kTileRows * stride);
+  }
+
+  TRIVET_INLINE const uint8_t* at(int row, int64_t offset) const { return base[row / 4] + row % 4 * stride + offset; }
+
+  TRIVET_INLINE void prefetch_line() {
+    __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 2);
+    asm volatile("" ::: "memory");  // the compiler would move the loads between two prefetches away
+    ahead += 64;
+  }
+
+  TRIVET_INLINE void advance(int64_t bytes) {
+    for (auto& row : base) row += bytes;
+  }
 };
 
-inline V low_nibbles(V v) { return v & splat(0x0F0F0F0Fu); }
-inline V high_nibbles(V v) { return shr(v, 4) & splat(0x0F0F0F0Fu); }
+// Of 16 rows x 32 elements: scales of elements 0-15 and 16-31 (formats without halves use [0] for all 32), minimum.
+struct Scales {
+  F d[2];
+  F minimum;
 
-// 32 bytes of each row, from `offset`, as 8 groups of 4.
-inline void load_groups(const Rows& rows, int64_t offset, V out[8]) {
-  load_transposed(rows, offset, out);
-  load_transposed(rows, offset + 16, out + 4);
-}
+  TRIVET_INLINE explicit Scales(F scale) { d[0] = scale; }
+  TRIVET_INLINE Scales(F scale, F added) : Scales(scale) { minimum = added; }
+  TRIVET_INLINE static Scales of_halves(F first, F second) {
+    Scales scales(first);
+    scales.d[1] = second;
+    return scales;
+  }
+};
+
+TRIVET_INLINE V low_nibbles(V v) { return v & splat(0x0F0F0F0Fu); }
+TRIVET_INLINE V high_nibbles(V v) { return shr(v, 4) & splat(0x0F0F0F0Fu); }
+
+// Each format: kMax, the largest integer it stores; kMin, whether it has minima; kHalves, whether elements 0-15 and
+// 16-31 have own scales; kBlocks, 32-blocks per format block; kBytes, its size; unpack(rows, sink), which calls
+//   sink.group(block, g, v)       elements 4 g ... 4 g + 3 of a 32-block, as soon as they are there; any order
+//   sink.scales(block, scales)    after the groups of the block; blocks in order
+// A format whose blocks are whole dwords may add a way to unpack kGroup of them at once, unpack_group.
 
 // The nibbles of 16 bytes: element i low, element i + 16 high.
-inline void unpack_nibbles(const Rows& rows, int64_t offset, V out[8]) {
-  V raw[4];
-  load_transposed(rows, offset, raw);
+template <class Sink>
+TRIVET_INLINE void emit_nibbles(int block, const V raw[4], Sink& sink) {
+#pragma GCC unroll 4
   for (int g = 0; g < 4; g++) {
-    out[g] = low_nibbles(raw[g]);
-    out[g + 4] = high_nibbles(raw[g]);
+    sink.group(block, g, low_nibbles(raw[g]));
+    sink.group(block, g + 4, high_nibbles(raw[g]));
   }
 }
 
-inline void store_groups(Panel& p, int block, const V groups[8]) {
-  for (int g = 0; g < 8; g++) store(p.q[block][g], groups[g]);
+// The same with the fifth bits in a dword per row, bit i for element i.
+template <class Sink>
+TRIVET_INLINE void emit_fives(V high, const V raw[4], Sink& sink) {
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; g++) {
+    sink.group(0, g, low_nibbles(raw[g]) | spread_bits(shr(high, 4 * g)));
+    sink.group(0, g + 4, high_nibbles(raw[g]) | spread_bits(shr(high, 4 * g + 16)));
+  }
 }
 
-// Each format: kMax, the largest integer it stores; kMin, whether it has minima; kHalves, whether elements 0-15 and
-// 16-31 have own scales; kBlocks, 32-blocks per format block; unpack(rows, offset of the format block, panel, first
-// block).
 struct Q4_0 {
   static constexpr int kMax = 15;
   static constexpr bool kMin = false;
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 1;
   static constexpr int64_t kBytes = 18;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    V groups[8];
-    unpack_nibbles(rows, offset + 2, groups);
-    store_groups(p, block, groups);
-    store(p.d[block][0], half_to_float16(load_dwords(rows, offset)));
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+    V raw[4];
+    load_transposed(rows, 2, raw);
+    emit_nibbles(0, raw, sink);
+    sink.scales(0, Scales(load_halves(rows, 0)));
   }
 };
 
@@ -58,19 +105,27 @@ struct Q4_1 {
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 1;
   static constexpr int64_t kBytes = 20;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    V groups[8];
-    unpack_nibbles(rows, offset + 4, groups);
-    store_groups(p, block, groups);
-    const V head = load_dwords(rows, offset);
-    store(p.d[block][0], half_to_float16(head));
-    store(p.m[block], half_to_float16(shr(head, 16)));
+  static constexpr int kGroup = 4;
+  TRIVET_INLINE static Scales scales_of(V head) { return {half_to_float16(head), half_to_float16(shr(head, 16))}; }
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+    V raw[4];
+    load_transposed(rows, 4, raw);
+    emit_nibbles(0, raw, sink);
+    sink.scales(0, scales_of(load_dwords(rows, 0)));
+  }
+  template <class Sink>
+  TRIVET_INLINE static void unpack_group(Rows& rows, Sink& sink) {
+    V dwords[20];  // per block: d and m, nibbles
+    load_transposed(rows, 0, dwords);
+#pragma GCC unroll 4
+    for (int block = 0; block < kGroup; block++) {
+      load_transposed(rows, 16 * (block + 1), dwords + 4 * (block + 1));
+      emit_nibbles(block, dwords + 5 * block + 1, sink);
+      sink.scales(block, scales_of(dwords[5 * block]));
+    }
   }
 };
-
-inline void add_fifth_bits(V high, V groups[8]) {
-  for (int g = 0; g < 8; g++) groups[g] = groups[g] | spread_bits(shr(high, 4 * g));
-}
 
 struct Q5_0 {
   static constexpr int kMax = 31;
@@ -78,12 +133,14 @@ struct Q5_0 {
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 1;
   static constexpr int64_t kBytes = 22;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    V groups[8];
-    unpack_nibbles(rows, offset + 6, groups);
-    add_fifth_bits(load_dwords(rows, offset + 2), groups);
-    store_groups(p, block, groups);
-    store(p.d[block][0], half_to_float16(load_dwords(rows, offset)));
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+    V head[2];
+    V raw[4];
+    load_dword_pairs(rows, 0, head);
+    load_transposed(rows, 6, raw);
+    emit_fives(shr(head[0], 16) | shl(head[1], 16), raw, sink);
+    sink.scales(0, Scales(half_to_float16(head[0])));
   }
 };
 
@@ -93,14 +150,14 @@ struct Q5_1 {
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 1;
   static constexpr int64_t kBytes = 24;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    V groups[8];
-    unpack_nibbles(rows, offset + 8, groups);
-    add_fifth_bits(load_dwords(rows, offset + 4), groups);
-    store_groups(p, block, groups);
-    const V head = load_dwords(rows, offset);
-    store(p.d[block][0], half_to_float16(head));
-    store(p.m[block], half_to_float16(shr(head, 16)));
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+    V head[2];
+    V raw[4];
+    load_dword_pairs(rows, 0, head);
+    load_transposed(rows, 8, raw);
+    emit_fives(head[1], raw, sink);
+    sink.scales(0, Scales(half_to_float16(head[0]), half_to_float16(shr(head[0], 16))));
   }
 };
 
@@ -110,32 +167,46 @@ struct Q8_0 {
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 1;
   static constexpr int64_t kBytes = 34;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    V groups[8];
-    load_groups(rows, offset + 2, groups);
-    for (V& group : groups) group = group ^ splat(0x80808080u);  // signed -> unsigned with zero point 128
-    store_groups(p, block, groups);
-    store(p.d[block][0], half_to_float16(load_dwords(rows, offset)));
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+#pragma GCC unroll kUnroll
+    for (int part = 0; part < 2; part++) {
+      V raw[4];
+      load_transposed(rows, 2 + 16 * part, raw);
+      // Signed -> unsigned with zero point 128.
+#pragma GCC unroll 4
+      for (int g = 0; g < 4; g++) sink.group(0, 4 * part + g, raw[g] ^ splat(0x80808080u));
+    }
+    sink.scales(0, Scales(load_halves(rows, 0)));
   }
 };
 
 // Scales and negated minima of a q4_k or q5_k block; its first 16 bytes are d, dmin and the 12 scale bytes.
-inline void unpack_k_scales(const Rows& rows, int64_t offset, Panel& p, int block) {
+struct KScales {
   V head[4];
-  load_transposed(rows, offset, head);
-  const F d = half_to_float16(head[0]);
-  const F dmin = half_to_float16(shr(head[0], 16));
-  for (int j = 0; j < 4; j++) {
-    const V scale = shr(head[1], 8 * j) & splat(63);
-    const V minimum = shr(head[2], 8 * j) & splat(63);
-    store(p.d[block + j][0], mul(d, to_float(scale)));
-    store(p.m[block + j], neg(mul(dmin, to_float(minimum))));
-    const V scale_high = (shr(head[3], 8 * j) & splat(15)) | (shr(head[1], 8 * j + 2) & splat(48));
-    const V minimum_high = (shr(head[3], 8 * j + 4) & splat(15)) | (shr(head[2], 8 * j + 2) & splat(48));
-    store(p.d[block + j + 4][0], mul(d, to_float(scale_high)));
-    store(p.m[block + j + 4], neg(mul(dmin, to_float(minimum_high))));
+  F d;
+  F dmin;
+
+  TRIVET_INLINE explicit KScales(Rows& rows) {
+    load_transposed(rows, 0, head);
+    d = half_to_float16(head[0]);
+    dmin = half_to_float16(shr(head[0], 16));
   }
-}
+
+  TRIVET_INLINE Scales of(int j) const {
+    V scale;
+    V minimum;
+    if (j < 4) {
+      scale = shr(head[1], 8 * j) & splat(63);
+      minimum = shr(head[2], 8 * j) & splat(63);
+    } else {
+      const int i = j - 4;
+      scale = (shr(head[3], 8 * i) & splat(15)) | (shr(head[1], 8 * i + 2) & splat(48));
+      minimum = (shr(head[3], 8 * i + 4) & splat(15)) | (shr(head[2], 8 * i + 2) & splat(48));
+    }
+    return {mul(d, to_float(scale)), neg(mul(dmin, to_float(minimum)))};
+  }
+};
 
 struct Q4_K {
   static constexpr int kMax = 15;
@@ -143,15 +214,23 @@ struct Q4_K {
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 8;
   static constexpr int64_t kBytes = 144;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    unpack_k_scales(rows, offset, p, block);
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+    const KScales scales(rows);
+#pragma GCC unroll kUnroll
     for (int j = 0; j < 8; j += 2) {
-      V raw[8];
-      load_groups(rows, offset + 16 + 16 * j, raw);
-      for (int g = 0; g < 8; g++) {
-        store(p.q[block + j][g], low_nibbles(raw[g]));
-        store(p.q[block + j + 1][g], high_nibbles(raw[g]));
+#pragma GCC unroll kUnroll
+      for (int part = 0; part < 2; part++) {
+        V raw[4];
+        load_transposed(rows, 16 + 16 * (j + part), raw);
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++) {
+          sink.group(j, 4 * part + g, low_nibbles(raw[g]));
+          sink.group(j + 1, 4 * part + g, high_nibbles(raw[g]));
+        }
       }
+      sink.scales(j, scales.of(j));
+      sink.scales(j + 1, scales.of(j + 1));
     }
   }
 };
@@ -162,18 +241,28 @@ struct Q5_K {
   static constexpr bool kHalves = false;
   static constexpr int kBlocks = 8;
   static constexpr int64_t kBytes = 176;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
-    unpack_k_scales(rows, offset, p, block);
-    V high[8];
-    load_groups(rows, offset + 16, high);
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
+    const KScales scales(rows);
     const V one = splat(0x01010101u);
+    V high[8];
+    load_transposed(rows, 16, high);
+    load_transposed(rows, 32, high + 4);
+#pragma GCC unroll kUnroll
     for (int j = 0; j < 8; j += 2) {
-      V raw[8];
-      load_groups(rows, offset + 48 + 16 * j, raw);
-      for (int g = 0; g < 8; g++) {
-        store(p.q[block + j][g], low_nibbles(raw[g]) | shl(shr(high[g], j) & one, 4));
-        store(p.q[block + j + 1][g], high_nibbles(raw[g]) | shl(shr(high[g], j + 1) & one, 4));
+#pragma GCC unroll kUnroll
+      for (int part = 0; part < 2; part++) {
+        V raw[4];
+        load_transposed(rows, 48 + 16 * (j + part), raw);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+          const int g = 4 * part + i;
+          sink.group(j, g, low_nibbles(raw[i]) | shl(shr(high[g], j) & one, 4));
+          sink.group(j + 1, g, high_nibbles(raw[i]) | shl(shr(high[g], j + 1) & one, 4));
+        }
       }
+      sink.scales(j, scales.of(j));
+      sink.scales(j + 1, scales.of(j + 1));
     }
   }
 };
@@ -184,61 +273,80 @@ struct Q6_K {
   static constexpr bool kHalves = true;
   static constexpr int kBlocks = 8;
   static constexpr int64_t kBytes = 210;
-  static void unpack(const Rows& rows, int64_t offset, Panel& p, int block) {
+  template <class Sink>
+  TRIVET_INLINE static void unpack(Rows& rows, Sink& sink) {
     const V pair = splat(0x30303030u);
+    V packed[4];
+    load_transposed(rows, 192, packed);
+    const F d = half_to_float16(shr(load_dwords(rows, 206), 16));
+    const auto scale = [&](int s) { return mul(d, to_float(sra(shl(packed[s / 4], 24 - 8 * (s % 4)), 24))); };
+#pragma GCC unroll kUnroll
     for (int h = 0; h < 2; h++) {
+#pragma GCC unroll kUnroll
       for (int part = 0; part < 2; part++) {  // 16 bytes of each run of 32
         V first[4];
         V second[4];
         V high[4];
-        load_transposed(rows, offset + 64 * h + 16 * part, first);
-        load_transposed(rows, offset + 64 * h + 32 + 16 * part, second);
-        load_transposed(rows, offset + 128 + 32 * h + 16 * part, high);
-        for (int g = 0; g < 4; g++) {
-          auto* q = &p.q[block + 4 * h];
-          const int group = 4 * part + g;
-          store(q[0][group], low_nibbles(first[g]) | (shl(high[g], 4) & pair));
-          store(q[1][group], low_nibbles(second[g]) | (shl(high[g], 2) & pair));
-          store(q[2][group], high_nibbles(first[g]) | (high[g] & pair));
-          store(q[3][group], high_nibbles(second[g]) | (shr(high[g], 2) & pair));
+        load_transposed(rows, 64 * h + 16 * part, first);
+        load_transposed(rows, 64 * h + 32 + 16 * part, second);
+        load_transposed(rows, 128 + 32 * h + 16 * part, high);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+          const int g = 4 * part + i;
+          sink.group(4 * h, g, low_nibbles(first[i]) | (shl(high[i], 4) & pair));
+          sink.group(4 * h + 1, g, low_nibbles(second[i]) | (shl(high[i], 2) & pair));
+          sink.group(4 * h + 2, g, high_nibbles(first[i]) | (high[i] & pair));
+          sink.group(4 * h + 3, g, high_nibbles(second[i]) | (shr(high[i], 2) & pair));
         }
       }
-    }
-    V scales[4];
-    load_transposed(rows, offset + 192, scales);
-    const F d = half_to_float16(shr(load_dwords(rows, offset + 206), 16));
-    for (int s = 0; s < 16; s++) {
-      store(p.d[block + s / 2][s % 2], mul(d, to_float(sra(shl(scales[s / 4], 24 - 8 * (s % 4)), 24))));
+#pragma GCC unroll kUnroll
+      for (int block = 4 * h; block < 4 * h + 4; block++) {
+        sink.scales(block, Scales::of_halves(scale(2 * block), scale(2 * block + 1)));
+      }
     }
   }
 };
 
-// Rows are read side by side, a pattern that the hardware prefetcher does not follow: without this a decode step reads
-// weights at 6 GB/s and with it at 14 (one core, q4_1). The next tile is the next 16 rows in memory; each block of this
-// one fetches its share. Past the last row nothing is accessed: a prefetch of an unmapped address does nothing.
-template <class W>
-inline void prefetch_next_tile(const TileArgs& args, int64_t block) {
-  constexpr uintptr_t kLine = 64;
-  constexpr uintptr_t kShare = kTileRows * W::kBytes;  // bytes of a format block of 16 rows
-  const auto next = reinterpret_cast<uintptr_t>(args.weight) + static_cast<uintptr_t>(kTileRows * args.row_bytes) +
-                    static_cast<uintptr_t>(block / W::kBlocks) * kShare;
-  for (uintptr_t at = 0; at < kShare; at += kLine) __builtin_prefetch(reinterpret_cast<const void*>(next + at), 0, 2);
+// Unpacks the next `count` 32-blocks, whole format blocks; sink.advance(n) is told of every n that are done.
+template <class W, class Sink>
+TRIVET_INLINE void unpack_blocks(Rows& rows, int64_t count, Sink& sink) {
+  if constexpr (requires { W::kGroup; }) {
+    for (; count >= W::kGroup; count -= W::kGroup) {
+      W::unpack_group(rows, sink);
+      rows.advance(W::kGroup * W::kBytes);
+      sink.advance(W::kGroup);
+    }
+  }
+  for (; count > 0; count -= W::kBlocks) {
+    W::unpack(rows, sink);
+    rows.advance(W::kBytes);
+    sink.advance(W::kBlocks);
+  }
 }
 
 template <class W>
-void tile(const TileArgs& args) {
-  Rows rows;
-  for (int r = 0; r < kTileRows; r++) {
-    rows.row[r] = args.weight + (r < args.rows ? r : args.rows - 1) * args.row_bytes;
+struct PanelSink {
+  Panel& panel;
+  int first = 0;
+
+  TRIVET_INLINE void group(int block, int g, V v) { store(panel.q[first + block][g], v); }
+  TRIVET_INLINE void scales(int block, const Scales& scales) {
+    store(panel.d[first + block][0], scales.d[0]);
+    if constexpr (W::kHalves) store(panel.d[first + block][1], scales.d[1]);
+    if constexpr (W::kMin) store(panel.m[first + block], scales.minimum);
   }
-  Panel& panel = *args.panel;
+  TRIVET_INLINE void advance(int blocks) { first += blocks; }
+};
+
+template <class W>
+void tile(const TileArgs& args) {
+  if (multiply_directly<W>(args)) return;
+  Rows rows(args);
   for (int64_t first = 0; first < args.num_blocks; first += kPanelBlocks) {
     const int count = static_cast<int>(args.num_blocks - first < kPanelBlocks ? args.num_blocks - first : kPanelBlocks);
-    for (int block = 0; block < count; block += W::kBlocks) {
-      prefetch_next_tile<W>(args, first + block);
-      W::unpack(rows, (first + block) / W::kBlocks * W::kBytes, panel, block);
-    }
-    product<W>(panel, count, first, args);
+    PanelSink<W> sink{*args.panel};
+    unpack_blocks<W>(rows, count, sink);
+    product<W>(*args.panel, count, first, args);
   }
 }
 

@@ -93,9 +93,39 @@ void prepare_token(const PagedAttentionParams& p, int64_t token, float* q) {
 
 // --- Step 2: one tile of keys and values, read back from the cache as float32 -------------------------------------
 
+// Where the keys and values of a tile's positions [0, end) lie in the cache.
+template <class T>
+struct TileRows {
+  const T* keys[kTileKeys];
+  const T* values[kTileKeys];
+  int64_t end = 0;
+
+  TileRows(const PagedAttentionParams& p, const AttentionItem& item, int64_t tile_start, int64_t begin, int64_t end)
+      : end(end) {
+    const int32_t* table = p.block_table + item.request * p.max_blocks;
+    const T* cache = static_cast<const T*>(p.kv_cache);
+    for (int64_t j = begin; j < end; ++j) {
+      const int64_t position = tile_start + j;
+      const int64_t block = table[position / p.block_size], offset = position % p.block_size;
+      keys[j] = cache + kv_index(p, block, 0, item.kv_head, offset);
+      values[j] = cache + kv_index(p, block, 1, item.kv_head, offset);
+    }
+  }
+};
+
+// Fetches the lines that elements [d, d + kWidth) of rows [begin, end) start. A head's rows are too short for the
+// hardware prefetcher to follow.
+template <class T>
+inline void prefetch_rows(const T* const* rows, int64_t begin, int64_t end, int64_t d) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  if (d % kLine != 0) return;
+  for (int64_t j = begin; j < end; ++j) __builtin_prefetch(rows[j] + d, 0, 2);
+}
+
 // keys[d][j] for the tile's keys j in [begin, end), in whole vectors of keys: the first and last key fill them up.
 template <class T>
-inline void pack_keys(const PagedAttentionParams& p, const T* const* rows, int64_t begin, int64_t end, float* keys) {
+inline void pack_keys(const PagedAttentionParams& p, const T* const* rows, int64_t begin, int64_t end,
+                      const TileRows<T>& next, float* keys) {
   constexpr int64_t kWidth = Vec::kWidth;
   for (int64_t j = begin / kWidth * kWidth; j < end; j += kWidth) {
     const T* square_rows[kWidth];
@@ -106,6 +136,7 @@ inline void pack_keys(const PagedAttentionParams& p, const T* const* rows, int64
     int64_t d = 0;
     for (; d + kWidth <= p.head_dim; d += kWidth) {
       for (int64_t i = 0; i < kWidth; ++i) square[i] = Vec::load(square_rows[i] + d);
+      prefetch_rows(next.keys, j, j + kWidth < next.end ? j + kWidth : next.end, d);
       transpose(square);
       for (int64_t i = 0; i < kWidth; ++i) square[i].store(keys + (d + i) * kTileKeys + j);
     }
@@ -118,31 +149,24 @@ inline void pack_keys(const PagedAttentionParams& p, const T* const* rows, int64
 
 template <class T>
 inline void pack_values(const PagedAttentionParams& p, const T* const* rows, int64_t begin, int64_t end,
-                        float* values) {
+                        const TileRows<T>& next, float* values) {
   for (int64_t j = begin; j < end; ++j) {
     float* out = values + j * p.padded_dim;
     int64_t d = 0;
-    for (; d + Vec::kWidth <= p.head_dim; d += Vec::kWidth) Vec::load(rows[j] + d).store(out + d);
+    for (; d + Vec::kWidth <= p.head_dim; d += Vec::kWidth) {
+      Vec::load(rows[j] + d).store(out + d);
+      prefetch_rows(next.values, j, j < next.end ? j + 1 : j, d);
+    }
     for (; d < p.padded_dim; d += Vec::kWidth) load_first(rows[j] + d, p.head_dim - d).store(out + d);
   }
 }
 
-// Keys [begin, end) of the tile that starts at absolute position tile_start.
+// The rows of the tile's keys that are visible up to last_position.
 template <class T>
-void pack_tile(const PagedAttentionParams& p, const AttentionItem& item, int64_t tile_start, int64_t begin, int64_t end,
-               const AttentionScratch& scratch) {
-  const int32_t* table = p.block_table + item.request * p.max_blocks;
-  const T* cache = static_cast<const T*>(p.kv_cache);
-  const T* key_rows[kTileKeys];
-  const T* value_rows[kTileKeys];
-  for (int64_t j = begin; j < end; ++j) {
-    const int64_t position = tile_start + j;
-    const int64_t block = table[position / p.block_size], offset = position % p.block_size;
-    key_rows[j] = cache + kv_index(p, block, 0, item.kv_head, offset);
-    value_rows[j] = cache + kv_index(p, block, 1, item.kv_head, offset);
-  }
-  pack_keys(p, key_rows, begin, end, scratch.keys);
-  pack_values(p, value_rows, begin, end, scratch.values);
+TileRows<T> rows_of_tile(const PagedAttentionParams& p, const AttentionItem& item, int64_t tile_start, int64_t begin,
+                         int64_t last_position) {
+  const int64_t end = last_position + 1 - tile_start;
+  return {p, item, tile_start, begin, end < 0 ? 0 : end < kTileKeys ? end : kTileKeys};
 }
 
 // --- Step 3: scores, softmax, values for the rows of an item ------------------------------------------------------
@@ -167,9 +191,9 @@ inline void score_block(const float* const* queries, const float* keys, int64_t 
   }
 }
 
-// acc[r] += sum over keys j in [begin, end), in order, of scores[r][j] * values[j].
-template <int kRows>
-inline void accumulate_values(const float* scores, const float* values, int64_t begin, int64_t end, int64_t padded_dim,
+// acc[r] += sum over keys j in [begin, end), in order, of scores[r][j] * values(j).
+template <int kRows, class Values>
+inline void accumulate_values(const float* scores, const Values& values, int64_t begin, int64_t end, int64_t padded_dim,
                               float* acc) {
   if (begin >= end) return;
   constexpr int64_t kBlockDims = Vec::kBlock * Vec::kWidth;
@@ -181,7 +205,7 @@ inline void accumulate_values(const float* scores, const float* values, int64_t 
     }
     for (int64_t j = begin; j < end; ++j) {
       Vec v[Vec::kBlock];
-      for (int c = 0; c < Vec::kBlock; ++c) v[c] = Vec::load(values + j * padded_dim + d + c * Vec::kWidth);
+      for (int c = 0; c < Vec::kBlock; ++c) v[c] = Vec::load(values(j) + d + c * Vec::kWidth);
       for (int r = 0; r < kRows; ++r) {
         const Vec s = Vec::set(scores[r * kTileKeys + j]);
         for (int c = 0; c < Vec::kBlock; ++c) sums[r][c] = mul_add(s, v[c], sums[r][c]);
@@ -195,7 +219,7 @@ inline void accumulate_values(const float* scores, const float* values, int64_t 
     Vec sums[kRows];
     for (int r = 0; r < kRows; ++r) sums[r] = Vec::load(acc + r * padded_dim + d);
     for (int64_t j = begin; j < end; ++j) {
-      const Vec v = Vec::load(values + j * padded_dim + d);
+      const Vec v = Vec::load(values(j) + d);
       for (int r = 0; r < kRows; ++r) sums[r] = mul_add(Vec::set(scores[r * kTileKeys + j]), v, sums[r]);
     }
     for (int r = 0; r < kRows; ++r) sums[r].store(acc + r * padded_dim + d);
@@ -244,10 +268,11 @@ inline void softmax_row(const PagedAttentionParams& p, Visible keys, float* scor
   for (int64_t d = 0; d < p.padded_dim; d += kWidth) mul(Vec::load(acc + d), Vec::set(rescale)).store(acc + d);
 }
 
-// Rows [row, row + kRows) of the item against the packed tile.
-template <int kRows>
+// Rows [row, row + kRows) of the item against the tile of packed keys; values(j): the elements of value j.
+template <int kRows, class Values>
 inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item, int64_t row, int64_t tile_start,
-                        const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
+                        const float* queries, const AttentionScratch& scratch, const Values& values,
+                        const AttentionState& state) {
   const float* q[kRows];
   Visible keys[kRows];
   Visible any{kTileKeys, 0}, all{0, kTileKeys};
@@ -273,14 +298,27 @@ inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item
   if (all.begin >= all.end) all = {kTileKeys, kTileKeys};
   for (int r = 0; r < kRows; ++r) {
     const int64_t end = keys[r].end < all.begin ? keys[r].end : all.begin;
-    accumulate_values<1>(scratch.scores + r * kTileKeys, scratch.values, keys[r].begin, end, dim,
-                         state.acc + (row + r) * dim);
+    accumulate_values<1>(scratch.scores + r * kTileKeys, values, keys[r].begin, end, dim, state.acc + (row + r) * dim);
   }
-  accumulate_values<kRows>(scratch.scores, scratch.values, all.begin, all.end, dim, state.acc + row * dim);
+  accumulate_values<kRows>(scratch.scores, values, all.begin, all.end, dim, state.acc + row * dim);
   for (int r = 0; r < kRows; ++r) {
-    accumulate_values<1>(scratch.scores + r * kTileKeys, scratch.values, all.end, keys[r].end, dim,
+    accumulate_values<1>(scratch.scores + r * kTileKeys, values, all.end, keys[r].end, dim,
                          state.acc + (row + r) * dim);
   }
+}
+
+template <class Values>
+inline void attend_tile(const PagedAttentionParams& p, const AttentionItem& item, int64_t tile_start,
+                        const float* queries, const AttentionScratch& scratch, const Values& values,
+                        const AttentionState& state) {
+  const int64_t rows = item.num_tokens * p.group;
+  int64_t r = 0;
+  for (; r + kTileRows <= rows; r += kTileRows) {
+    attend_rows<kTileRows>(p, item, r, tile_start, queries, scratch, values, state);
+  }
+  if (rows - r == 3) attend_rows<3>(p, item, r, tile_start, queries, scratch, values, state);
+  if (rows - r == 2) attend_rows<2>(p, item, r, tile_start, queries, scratch, values, state);
+  if (rows - r == 1) attend_rows<1>(p, item, r, tile_start, queries, scratch, values, state);
 }
 
 template <class T>
@@ -292,20 +330,26 @@ void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, 
     state.sum[r] = 0.0f;
   }
   for (int64_t i = 0; i < rows * p.padded_dim; ++i) state.acc[i] = 0.0f;
+  // Few rows convert the values on the way faster than they write and read them once more.
+  const bool values_in_place = rows <= 2 * kTileRows && p.head_dim == p.padded_dim;
   const int64_t last_position = item.first_position + item.num_tokens - 1;
   for (int64_t tile = 0; tile < trivet::kPartitionKeys / kTileKeys; ++tile) {
     const int64_t tile_start = partition * trivet::kPartitionKeys + tile * kTileKeys;
     const int64_t begin = visible_keys(p, item.first_position, tile_start).begin;
     const int64_t end = visible_keys(p, last_position, tile_start).end;
     if (begin >= end) continue;
-    pack_tile<T>(p, item, tile_start, begin, end, scratch);
-    int64_t r = 0;
-    for (; r + kTileRows <= rows; r += kTileRows) {
-      attend_rows<kTileRows>(p, item, r, tile_start, queries, scratch, state);
+    const TileRows<T> tile_rows = rows_of_tile<T>(p, item, tile_start, begin, last_position);
+    const TileRows<T> next = rows_of_tile<T>(p, item, tile_start + kTileKeys, 0, last_position);
+    pack_keys(p, tile_rows.keys, begin, end, next, scratch.keys);
+    if (values_in_place) {
+      for (int64_t d = 0; d < p.head_dim; d += Vec::kWidth) prefetch_rows(next.values, 0, next.end, d);
+      const auto values = [&](int64_t j) { return tile_rows.values[j]; };
+      attend_tile(p, item, tile_start, queries, scratch, values, state);
+    } else {
+      pack_values(p, tile_rows.values, begin, end, next, scratch.values);
+      const auto values = [&](int64_t j) { return scratch.values + j * p.padded_dim; };
+      attend_tile(p, item, tile_start, queries, scratch, values, state);
     }
-    if (rows - r == 3) attend_rows<3>(p, item, r, tile_start, queries, scratch, state);
-    if (rows - r == 2) attend_rows<2>(p, item, r, tile_start, queries, scratch, state);
-    if (rows - r == 1) attend_rows<1>(p, item, r, tile_start, queries, scratch, state);
   }
 }
 

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <string>
 
 #include "../../common/ort_op.h"
 
@@ -16,6 +15,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kGreedyBelow = 1e-5f;  // temperature
+constexpr int32_t kNoToken = -1;
 
 enum ScratchSlot : int { kLogits, kCounts, kSeen, kIds, kValues, kWeights, kSelection };
 
@@ -261,12 +261,7 @@ double uniform(int64_t seed, int64_t offset) {
 
 SampledToken sample_row(const SampleRow& row, const SampleKernels& kernels, int32_t* top_ids, float* top_logprobs) {
   const HighestLogit raw = kernels.highest(row.logits, row.vocab);
-  if (!raw.valid) {
-    const float* bad = std::find_if(row.logits, row.logits + row.vocab,
-                                    [](float x) { return !(x < std::numeric_limits<float>::infinity()); });
-    throw OpError("logit " + std::to_string(bad - row.logits) + " is " + std::to_string(*bad));
-  }
-  if (raw.value == kMinusInfinity) throw OpError("every logit is -inf");
+  if (!raw.valid || raw.value == kMinusInfinity) return {kNoToken, kMinusInfinity, -1};
   const bool forced = row.forced_token_id >= 0;
   SampledToken token{forced ? static_cast<int32_t>(row.forced_token_id) : choose(row, raw, kernels), kMinusInfinity,
                      -1};

@@ -20,13 +20,13 @@ struct SampleRow {
 };
 
 struct SampledToken {
-  int32_t id;
-  float logprob;  // -infinity and rank -1 when no logprobs are wanted
+  int32_t id;     // -1: the logits cannot be sampled, a logit is NaN or +infinity or all are -infinity
+  float logprob;  // -infinity and rank -1 when no logprobs are wanted, or there is no token
   int32_t rank;   // 1 = highest
 };
 
-// top_ids, top_logprobs [row.num_logprobs] are written when that is positive. Throws OpError when the logits
-// are not usable or nothing is left to sample. Ids must be in [0, vocab), numbers in the ranges that sample.cc checks.
+// top_ids, top_logprobs [row.num_logprobs] are written when that is positive and there is a token. Throws OpError when
+// processing leaves nothing to sample. Ids must be in [0, vocab), numbers in the ranges that sample.cc checks.
 SampledToken sample_row(const SampleRow& row, const SampleKernels& kernels, int32_t* top_ids, float* top_logprobs);
 
 // Uniform in [0, 1), 53 bits, a function of (seed, offset) only: Philox4x32-10 with the seed as key and the offset as

@@ -32,6 +32,14 @@ __device__ __forceinline__ Quantized8 quantize_quad(float4 v) {
   return {(a & 255) | (b & 255) << 8 | (c & 255) << 16 | d << 24, scale, scale * static_cast<float>(sum)};
 }
 
+// The quad with index `at` in its row of k.
+__device__ __forceinline__ void store_quantized(const QuantizedRows& out, int64_t row, int64_t k, int64_t at,
+                                                const Quantized8& q) {
+  const int64_t blocks = k / 32, block = at / 8, part = at % 8;
+  *reinterpret_cast<int*>(out.values + row * k + (part / 4 * blocks + block) * 16 + part % 4 * 4) = q.packed;
+  if (part == 0) out.scales[row * blocks + block] = make_float2(q.scale, q.scaled_sum);
+}
+
 __device__ __forceinline__ float gated(float gate, float up, Epilogue epilogue) {
   if (epilogue == Epilogue::kSwiglu) return gate / (1.0f + expf(-gate)) * up;
   // 0.5 x (1 + tanh(u)) = x / (1 + e^(-2 u)), which cancels nothing where tanh is near -1

@@ -12,8 +12,8 @@
 
 namespace trivet::cuda {
 
-// Blocks until all work of the kernel before this one on the stream is visible. Every kernel calls it in every thread before
-// it touches anything but weights: only then does the end of a kernel imply the end of all before it.
+// Blocks until all work of the kernel before this one on the stream is visible. Every kernel calls it in every thread
+// before it touches anything but weights: only then does the end of a kernel imply the end of all before it.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -21,8 +21,8 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-__device__ __forceinline__ void report(const ErrorSink& sink, DeviceErrorCode code, int64_t a, int64_t b = 0, int64_t c = 0,
-                                       int64_t d = 0, float value = 0.0f) {
+__device__ __forceinline__ void report(const ErrorSink& sink, DeviceErrorCode code, int64_t a, int64_t b = 0,
+                                       int64_t c = 0, int64_t d = 0, float value = 0.0f) {
   DeviceError* error = sink.error;
   if (atomicCAS(reinterpret_cast<int*>(&error->code), 0, static_cast<int>(code)) != 0) return;
   error->node = sink.node;
@@ -84,10 +84,16 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 template <class T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) { return x; }
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
 template <>
-__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
 template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 }  // namespace trivet::cuda

@@ -28,7 +28,8 @@ __global__ void embed_kernel(ErrorSink sink, const int32_t* ids, const uint8_t* 
 }  // namespace
 
 cudaError_t embed_tokens(const Launch& on, ErrorSink sink, const int32_t* ids, int64_t tokens, Format format,
-                         const uint8_t* weight, int64_t rows, int64_t row_bytes, int64_t dim, float scale, float* hidden) {
+                         const uint8_t* weight, int64_t rows, int64_t row_bytes, int64_t dim, float scale,
+                         float* hidden) {
   if (tokens == 0) return cudaSuccess;
   return with_format(format, [&](auto tag) {
     return launch(on, embed_kernel<decltype(tag)::value>, dim3(static_cast<unsigned>(tokens)), dim3(128), 0, sink, ids,

@@ -1,5 +1,5 @@
-// The weight formats of backends/contract/formats.py on the device. A block format is read in runs of 32 consecutive weights:
-// eight words of four signed bytes, a scale per 16 of them and a constant that is added to each weight.
+// The weight formats of backends/contract/formats.py on the device. A block format is read in runs of 32 consecutive
+// weights: eight words of four signed bytes, a scale per 16 of them and a constant that is added to each weight.
 #pragma once
 
 #include "device.cuh"
@@ -13,27 +13,36 @@ struct Run32 {
 };
 
 template <Format F>
-inline constexpr bool kHasMinimum = F == Format::kQ4_1 || F == Format::kQ5_1 || F == Format::kQ4_K || F == Format::kQ5_K;
+inline constexpr bool kHasMinimum =
+    F == Format::kQ4_1 || F == Format::kQ5_1 || F == Format::kQ4_K || F == Format::kQ5_K;
 template <Format F>
 inline constexpr bool kHasHalves = F == Format::kQ6_K;  // two scales per run
 
-__device__ __forceinline__ float half_at(const uint8_t* p) {
-  return __half2float(*reinterpret_cast<const __half*>(p));
-}
-
-// Words of an address that is only 2-byte aligned, from aligned words; may read up to 3 bytes beyond the last word, within
-// the allocation (arena.h pads).
+// N words at an address that is only 2-byte aligned, as aligned words that are put together when they are used, so that
+// loads can be in flight; may read up to 3 bytes beyond the last word, within the allocation (Arena pads).
 template <int N>
-__device__ __forceinline__ void load_words(const uint8_t* p, uint32_t (&out)[N]) {
-  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
-  const unsigned shift = static_cast<unsigned>(address & 2) * 8;
+struct Words {
   uint32_t raw[N + 1];
+  unsigned shift;
+
+  __device__ __forceinline__ void load(const uint8_t* p) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+    shift = static_cast<unsigned>(address & 2) * 8;
 #pragma unroll
-  for (int i = 0; i < N; ++i) raw[i] = __ldg(words + i);
-  raw[N] = shift != 0 ? __ldg(words + N) : 0;
-#pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = __funnelshift_r(raw[i], raw[i + 1], shift);
+    for (int i = 0; i <= N; ++i) raw[i] = __ldg(words + i);
+  }
+  __device__ __forceinline__ uint32_t operator[](int i) const { return __funnelshift_r(raw[i], raw[i + 1], shift); }
+};
+
+__device__ __forceinline__ float to_half_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+
+__device__ __forceinline__ uint16_t load_u16(const uint8_t* p) { return __ldg(reinterpret_cast<const uint16_t*>(p)); }
+
+// x - y in each of four bytes, for bytes of x below 128 and of y up to 128: no borrow crosses where the top bit is set
+// first.
+__device__ __forceinline__ uint32_t minus_bytes(uint32_t x, uint32_t y) {
+  return ((x | 0x80808080u) - y) ^ 0x80808080u;
 }
 
 // Bits [4 i, 4 i + 4) of `bits`, each moved to bit 4 of a byte.
@@ -42,6 +51,9 @@ __device__ __forceinline__ uint32_t fifth_bits(uint32_t bits, int i) {
   return (nibble * 0x00204081u & 0x01010101u) << 4;
 }
 
+// A lane reads every 32nd run of a row, starting with the run of its own number: what depends on the place of a run
+// inside its block is the same for all of them and is kept in Lane. start() is the address that belongs to the first
+// run, kStepBytes lead to the next; load() fetches, decode() makes integers and scales of it.
 template <Format F>
 struct BlockReader;
 
@@ -50,25 +62,39 @@ template <bool kMinimum, bool kFive, int kZero>
 struct NibbleReader {
   static constexpr int kHeader = kMinimum ? 4 : 2;
   static constexpr int kBytes = kHeader + (kFive ? 4 : 0) + 16;
-  static __device__ __forceinline__ Run32 read(const uint8_t* row, int run) {
-    const uint8_t* p = row + static_cast<int64_t>(run) * kBytes;
+  static constexpr int kStepBytes = 32 * kBytes;
+  struct Lane {
+    __device__ __forceinline__ explicit Lane(int) {}
+  };
+  struct Raw {
+    Words<kFive ? 5 : 4> words;
+    uint16_t d, m;
+  };
+  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
+    return row + static_cast<int64_t>(run) * kBytes;
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane&) {
+    Raw raw;
+    raw.d = load_u16(p);
+    raw.m = kMinimum ? load_u16(p + 2) : uint16_t{0};
+    raw.words.load(p + kHeader);
+    return raw;
+  }
+  static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane&) {
     Run32 r;
-    r.scale[0] = r.scale[1] = half_at(p);
-    r.minimum = kMinimum ? half_at(p + 2) : 0.0f;
-    constexpr int kWords = kFive ? 5 : 4;
-    uint32_t words[kWords];
-    load_words(p + kHeader, words);
+    r.scale[0] = r.scale[1] = to_half_float(raw.d);
+    r.minimum = kMinimum ? to_half_float(raw.m) : 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t w = words[i + (kFive ? 1 : 0)];
+      const uint32_t w = raw.words[i + (kFive ? 1 : 0)];
       uint32_t low = w & 0x0F0F0F0Fu, high = w >> 4 & 0x0F0F0F0Fu;
       if (kFive) {
-        low |= fifth_bits(words[0], i);
-        high |= fifth_bits(words[0], i + 4);
+        low |= fifth_bits(raw.words[0], i);
+        high |= fifth_bits(raw.words[0], i + 4);
       }
       constexpr uint32_t kZeros = static_cast<uint32_t>(kZero) * 0x01010101u;
-      r.q[i] = static_cast<int>(kZero != 0 ? __vsub4(low, kZeros) : low);
-      r.q[i + 4] = static_cast<int>(kZero != 0 ? __vsub4(high, kZeros) : high);
+      r.q[i] = static_cast<int>(kZero != 0 ? minus_bytes(low, kZeros) : low);
+      r.q[i + 4] = static_cast<int>(kZero != 0 ? minus_bytes(high, kZeros) : high);
     }
     return r;
   }
@@ -84,54 +110,87 @@ struct BlockReader<Format::kQ5_1> : NibbleReader<true, true, 0> {};
 
 template <>
 struct BlockReader<Format::kQ8_0> {
-  static __device__ __forceinline__ Run32 read(const uint8_t* row, int run) {
-    const uint8_t* p = row + static_cast<int64_t>(run) * 34;
+  static constexpr int kStepBytes = 32 * 34;
+  struct Lane {
+    __device__ __forceinline__ explicit Lane(int) {}
+  };
+  struct Raw {
+    Words<8> words;
+    uint16_t d;
+  };
+  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
+    return row + static_cast<int64_t>(run) * 34;
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane&) {
+    Raw raw;
+    raw.d = load_u16(p);
+    raw.words.load(p + 2);
+    return raw;
+  }
+  static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane&) {
     Run32 r;
-    r.scale[0] = r.scale[1] = half_at(p);
+    r.scale[0] = r.scale[1] = to_half_float(raw.d);
     r.minimum = 0.0f;
-    uint32_t words[8];
-    load_words(p + 2, words);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) r.q[i] = static_cast<int>(words[i]);
+    for (int i = 0; i < 8; ++i) r.q[i] = static_cast<int>(raw.words[i]);
     return r;
   }
 };
 
 // d, dmin, 12 bytes of 6-bit scales and minima [, 32 bytes of fifth bits], 128 bytes of nibbles; all 16-byte aligned.
+// Scale and minimum of sub-block j < 4 are bytes j and 4 + j; of the later ones the low four bits are a nibble of byte
+// 4 + j, the upper two lie above those of the earlier ones.
 template <bool kFive>
 struct KReader {
   static constexpr int kBytes = kFive ? 176 : 144;
-  static __device__ __forceinline__ Run32 read(const uint8_t* row, int run) {
-    const uint8_t* p = row + static_cast<int64_t>(run >> 3) * kBytes;
-    const int j = run & 7;
-    const uint4 head = __ldg(reinterpret_cast<const uint4*>(p));
-    const uint4* quants = reinterpret_cast<const uint4*>(p + (kFive ? 48 : 16)) + (j >> 1) * 2;
-    const uint4 a = __ldg(quants), b = __ldg(quants + 1);
-    const float d = __low2float(*reinterpret_cast<const __half2*>(&head.x));
-    const float dmin = __high2float(*reinterpret_cast<const __half2*>(&head.x));
-    const int shift = (j & 3) * 8;
-    uint32_t scale, minimum;
-    if (j < 4) {
-      scale = head.y >> shift & 63u;
-      minimum = head.z >> shift & 63u;
-    } else {
-      const uint32_t low = head.w >> shift & 255u;
-      scale = (low & 15u) | (head.y >> (shift + 6) & 3u) << 4;
-      minimum = low >> 4 | (head.z >> (shift + 6) & 3u) << 4;
-    }
-    Run32 r;
-    r.scale[0] = r.scale[1] = d * static_cast<float>(scale);
-    r.minimum = -(dmin * static_cast<float>(minimum));
-    const int nibble = (j & 1) * 4;
-    const uint32_t raw[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) r.q[i] = static_cast<int>(raw[i] >> nibble & 0x0F0F0F0Fu);
+  static constexpr int kStepBytes = 4 * kBytes;
+  struct Lane {
+    int j, shift, minimum_shift, quants;
+    uint32_t low_mask, high_mask;
+    __device__ __forceinline__ explicit Lane(int run)
+        : j(run & 7),
+          shift((run & 3) * 8),
+          minimum_shift((run & 3) * 8 + ((run & 4) != 0 ? 4 : 0)),
+          quants((kFive ? 48 : 16) + (run & 7) / 2 * 32),
+          low_mask((run & 4) != 0 ? 15u : 63u),
+          high_mask((run & 4) != 0 ? 0x30u : 0u) {}
+  };
+  struct Raw {
+    uint4 head, a, b, e, f;
+  };
+  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
+    return row + static_cast<int64_t>(run >> 3) * kBytes;
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane& lane) {
+    const uint4* quants = reinterpret_cast<const uint4*>(p + lane.quants);
+    Raw raw;
+    raw.head = __ldg(reinterpret_cast<const uint4*>(p));
+    raw.a = __ldg(quants);
+    raw.b = __ldg(quants + 1);
     if (kFive) {
-      const uint4* fifths = reinterpret_cast<const uint4*>(p + 16);
-      const uint4 e = __ldg(fifths), f = __ldg(fifths + 1);
-      const uint32_t bits[8] = {e.x, e.y, e.z, e.w, f.x, f.y, f.z, f.w};
+      raw.e = __ldg(reinterpret_cast<const uint4*>(p + 16));
+      raw.f = __ldg(reinterpret_cast<const uint4*>(p + 32));
+    }
+    return raw;
+  }
+  static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane& lane) {
+    const float2 d = __half22float2(*reinterpret_cast<const __half2*>(&raw.head.x));
+    const bool late = lane.high_mask != 0;
+    const uint32_t scale_low = late ? raw.head.w : raw.head.y, minimum_low = late ? raw.head.w : raw.head.z;
+    const uint32_t scale = (scale_low >> lane.shift & lane.low_mask) | (raw.head.y >> lane.shift >> 2 & lane.high_mask);
+    const uint32_t minimum =
+        (minimum_low >> lane.minimum_shift & lane.low_mask) | (raw.head.z >> lane.shift >> 2 & lane.high_mask);
+    Run32 r;
+    r.scale[0] = r.scale[1] = d.x * static_cast<float>(scale);
+    r.minimum = -(d.y * static_cast<float>(minimum));
+    const int nibble = (lane.j & 1) * 4;
+    const uint32_t words[8] = {raw.a.x, raw.a.y, raw.a.z, raw.a.w, raw.b.x, raw.b.y, raw.b.z, raw.b.w};
 #pragma unroll
-      for (int i = 0; i < 8; ++i) r.q[i] |= static_cast<int>((bits[i] >> j & 0x01010101u) << 4);
+    for (int i = 0; i < 8; ++i) r.q[i] = static_cast<int>(words[i] >> nibble & 0x0F0F0F0Fu);
+    if (kFive) {
+      const uint32_t bits[8] = {raw.e.x, raw.e.y, raw.e.z, raw.e.w, raw.f.x, raw.f.y, raw.f.z, raw.f.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) r.q[i] |= static_cast<int>((bits[i] >> lane.j & 0x01010101u) << 4);
     }
     return r;
   }
@@ -144,27 +203,52 @@ struct BlockReader<Format::kQ5_K> : KReader<true> {};
 // 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, d; 2-byte aligned.
 template <>
 struct BlockReader<Format::kQ6_K> {
-  static __device__ __forceinline__ Run32 read(const uint8_t* row, int run) {
-    const uint8_t* p = row + static_cast<int64_t>(run >> 3) * 210;
-    const int j = run & 7;
-    uint32_t low[8], high[8];
-    load_words(p + (j >> 2) * 64 + (j & 1) * 32, low);
-    load_words(p + 128 + (j >> 2) * 32, high);
-    const int nibble = (j >> 1 & 1) * 4, pair = (j & 3) * 2;
+  static constexpr int kStepBytes = 4 * 210;
+  struct Lane {
+    int low, high, scales, nibble, pair;
+    __device__ __forceinline__ explicit Lane(int run)
+        : low((run >> 2 & 1) * 64 + (run & 1) * 32),
+          high(128 + (run >> 2 & 1) * 32),
+          scales(192 + 2 * (run & 7)),
+          nibble((run >> 1 & 1) * 4),
+          pair((run & 3) * 2) {}
+  };
+  struct Raw {
+    Words<8> low, high;
+    uint16_t scales, d;
+  };
+  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
+    return row + static_cast<int64_t>(run >> 3) * 210;
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane& lane) {
+    Raw raw;
+    raw.low.load(p + lane.low);
+    raw.high.load(p + lane.high);
+    raw.scales = load_u16(p + lane.scales);
+    raw.d = load_u16(p + 208);
+    return raw;
+  }
+  static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane& lane) {
     Run32 r;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t value = (low[i] >> nibble & 0x0F0F0F0Fu) | (high[i] >> pair & 0x03030303u) << 4;
-      r.q[i] = static_cast<int>(__vsub4(value, 0x20202020u));
+      const uint32_t value = (raw.low[i] >> lane.nibble & 0x0F0F0F0Fu) | (raw.high[i] >> lane.pair & 0x03030303u) << 4;
+      r.q[i] = static_cast<int>(minus_bytes(value, 0x20202020u));
     }
-    const uint16_t scales = *reinterpret_cast<const uint16_t*>(p + 192 + 2 * j);
-    const float d = half_at(p + 208);
-    r.scale[0] = d * static_cast<float>(static_cast<int8_t>(scales & 255));
-    r.scale[1] = d * static_cast<float>(static_cast<int8_t>(scales >> 8));
+    const float d = to_half_float(raw.d);
+    r.scale[0] = d * static_cast<float>(static_cast<int8_t>(raw.scales & 255));
+    r.scale[1] = d * static_cast<float>(static_cast<int8_t>(raw.scales >> 8));
     r.minimum = 0.0f;
     return r;
   }
 };
+
+template <Format F>
+__device__ __forceinline__ Run32 read_run(const uint8_t* row, int run) {
+  using Reader = BlockReader<F>;
+  const typename Reader::Lane lane(run);
+  return Reader::decode(Reader::load(Reader::start(row, run), lane), lane);
+}
 
 // Weight i of a run as float32, rounded as the NumPy reference does: product, then sum.
 __device__ __forceinline__ float weight_of(const Run32& r, int i) {
@@ -191,7 +275,7 @@ __device__ __forceinline__ void read_floats(const uint8_t* row, int run, int64_t
       }
     }
   } else {
-    const Run32 r = BlockReader<F>::read(row, run);
+    const Run32 r = read_run<F>(row, run);
 #pragma unroll
     for (int i = 0; i < 32; ++i) out[i] = weight_of(r, i);
   }
@@ -206,25 +290,38 @@ struct FormatTag {
 template <class Function>
 cudaError_t with_block_format(Format format, const Function& f) {
   switch (format) {
-    case Format::kQ4_0: return f(FormatTag<Format::kQ4_0>{});
-    case Format::kQ4_1: return f(FormatTag<Format::kQ4_1>{});
-    case Format::kQ5_0: return f(FormatTag<Format::kQ5_0>{});
-    case Format::kQ5_1: return f(FormatTag<Format::kQ5_1>{});
-    case Format::kQ8_0: return f(FormatTag<Format::kQ8_0>{});
-    case Format::kQ4_K: return f(FormatTag<Format::kQ4_K>{});
-    case Format::kQ5_K: return f(FormatTag<Format::kQ5_K>{});
-    case Format::kQ6_K: return f(FormatTag<Format::kQ6_K>{});
-    default: return cudaErrorInvalidValue;
+    case Format::kQ4_0:
+      return f(FormatTag<Format::kQ4_0>{});
+    case Format::kQ4_1:
+      return f(FormatTag<Format::kQ4_1>{});
+    case Format::kQ5_0:
+      return f(FormatTag<Format::kQ5_0>{});
+    case Format::kQ5_1:
+      return f(FormatTag<Format::kQ5_1>{});
+    case Format::kQ8_0:
+      return f(FormatTag<Format::kQ8_0>{});
+    case Format::kQ4_K:
+      return f(FormatTag<Format::kQ4_K>{});
+    case Format::kQ5_K:
+      return f(FormatTag<Format::kQ5_K>{});
+    case Format::kQ6_K:
+      return f(FormatTag<Format::kQ6_K>{});
+    default:
+      return cudaErrorInvalidValue;
   }
 }
 
 template <class Function>
 cudaError_t with_format(Format format, const Function& f) {
   switch (format) {
-    case Format::kF32: return f(FormatTag<Format::kF32>{});
-    case Format::kF16: return f(FormatTag<Format::kF16>{});
-    case Format::kBF16: return f(FormatTag<Format::kBF16>{});
-    default: return with_block_format(format, f);
+    case Format::kF32:
+      return f(FormatTag<Format::kF32>{});
+    case Format::kF16:
+      return f(FormatTag<Format::kF16>{});
+    case Format::kBF16:
+      return f(FormatTag<Format::kBF16>{});
+    default:
+      return with_block_format(format, f);
   }
 }
 

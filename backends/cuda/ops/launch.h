@@ -1,8 +1,9 @@
-// Host side of the kernels: what a launch needs and one function per kernel. Plain C++, so that no onnxruntime header goes
-// through nvcc and no kernel through the host compiler.
+// Host side of the kernels: what a launch needs and one function per kernel. Plain C++, so that no onnxruntime header
+// goes through nvcc and no kernel through the host compiler.
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <vector_types.h>
 
 #include <cstdint>
 
@@ -25,19 +26,34 @@ enum class Format : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, 
 
 enum class Epilogue : int { kNone, kSwiglu, kGeglu };
 
+// Activations as int8 per 32 values: values[row][half][block][16], scales[row][block] = (scale, scale * sum of the
+// block).
+struct QuantizedRows {
+  int8_t* values;  // null: none wanted
+  float2* scales;
+};
+
 // --- embed.cu, norm.cu --------------------------------------------------------------------------------------------
 
 cudaError_t embed_tokens(const Launch& on, ErrorSink sink, const int32_t* ids, int64_t tokens, Format format,
-                         const uint8_t* weight, int64_t rows, int64_t row_bytes, int64_t dim, float scale, float* hidden);
+                         const uint8_t* weight, int64_t rows, int64_t row_bytes, int64_t dim, float scale,
+                         float* hidden);
 
-cudaError_t rotary_table(const Launch& on, ErrorSink sink, const int32_t* positions, int64_t tokens, const float* inv_freq,
-                         int64_t half, float scale, float* cos_sin);
+cudaError_t rotary_table(const Launch& on, ErrorSink sink, const int32_t* positions, int64_t tokens,
+                         const float* inv_freq, int64_t half, float scale, float* cos_sin);
 
-cudaError_t rms_norm(const Launch& on, const float* x, const float* weight, int64_t rows, int64_t n, float eps, float* y);
-
-// post_weight may be null.
-cudaError_t add_rms_norm(const Launch& on, const float* x, const float* residual, const float* weight,
-                         const float* post_weight, int64_t rows, int64_t n, float eps, float* y, float* residual_out);
+// y = RMSNorm(x), or with `residual`: residual_out = x + residual (RMSNorm(x, post_weight) + residual if that is given)
+// and y = RMSNorm(residual_out). residual, post_weight and residual_out may be null. `quantized`: y once more, as int8.
+struct NormParams {
+  const float *x, *residual, *weight, *post_weight;
+  int64_t rows, n;
+  float eps;
+  float *y, *residual_out;
+  QuantizedRows quantized;
+};
+// Whether rms_norm can write `quantized` for rows of n.
+bool norm_quantizes(int64_t n);
+cudaError_t rms_norm(const Launch& on, const NormParams& p);
 
 // --- Products -----------------------------------------------------------------------------------------------------
 
@@ -59,16 +75,9 @@ struct Weight {
 
 struct Product {
   float* y;
-  int64_t stride;       // floats between rows of y
-  const float* bias;    // per column, may be null
-  float soft_cap;       // 0 = none
-};
-
-// Activations as int8 per 32 values: values[row][half][block][16], scales and scale * sum [row][block].
-struct QuantizedRows {
-  int8_t* values;
-  float* scales;
-  float* sums;
+  int64_t stride;     // floats between rows of y
+  const float* bias;  // per column, may be null
+  float soft_cap;     // 0 = none
 };
 
 // quantize.cu
@@ -77,9 +86,11 @@ cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64
 // y[row][i] = act(xy[row][i]) * xy[row][n + i]
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y);
 
-// matvec_int8.cu: few rows, block formats. gate: `up` is the second weight of a gated pair of the same format, else null.
-cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight& weight,
-                        const uint8_t* up, Epilogue epilogue, const Product& out);
+// matvec_int8.cu: few rows, up to kMaxSegments weights of one block format side by side. `up`: the second weight of a
+// gated pair, of the same format and size as the only one in `weights`, else null.
+inline constexpr int kMaxSegments = 3;
+cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight* weights,
+                        int count, const uint8_t* up, Epilogue epilogue, const Product& out);
 // matvec_float.cu: float32 activations, any number of rows and any format; a row's bits do not depend on the others.
 cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out);
 // matmul_mma.cu: many rows on tensor cores; x as bfloat16 [rows][padded_k], padded_k a multiple of 64.
@@ -101,10 +112,13 @@ struct AttentionParams {
   const int32_t *positions, *slot_mapping, *block_table, *query_start_loc, *seq_lens;
   const float *q_norm, *k_norm, *sinks;
   float* out;
-  float* queries;  // scratch [num_tokens, num_heads, head_dim]
-  float* states;   // scratch of attention_state_floats()
+  float* queries;           // scratch [num_tokens, num_heads, head_dim]
+  float* states;            // scratch of attention_state_floats()
+  QuantizedRows quantized;  // of a split step with head_dim % 32 == 0: `out` once more, as int8
 };
 
+// Whether paged_attention can write `quantized`.
+bool attention_quantizes(const AttentionParams& p);
 // Floats of scratch for partial results, 0 when the step is not split.
 int64_t attention_state_floats(const AttentionParams& p);
 cudaError_t paged_attention(const Launch& on, ErrorSink sink, const AttentionParams& p);

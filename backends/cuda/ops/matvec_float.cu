@@ -1,5 +1,5 @@
-// Products with float32 activations: weights are dequantised to float32 in registers. A warp makes one column, a lane takes
-// every 32nd run of its weights, then a fixed tree over lanes, so a row's bits depend on that row alone.
+// Products with float32 activations: weights are dequantised to float32 in registers. A warp makes one column, a lane
+// takes every 32nd run of its weights, then a fixed tree over lanes, so a row's bits depend on that row alone.
 #include "activation.cuh"
 #include "formats.cuh"
 
@@ -16,7 +16,8 @@ struct Arguments {
 };
 
 template <int kRows>
-__device__ __forceinline__ void row_pointers(const ErrorSink& sink, const Rows& rows, int64_t first, const float* (&x)[kRows]) {
+__device__ __forceinline__ void row_pointers(const ErrorSink& sink, const Rows& rows, int64_t first,
+                                             const float* (&x)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t row = first + r < rows.count ? first + r : rows.count - 1;
@@ -139,10 +140,14 @@ cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, con
   if (rows.count == 0) return cudaSuccess;
   const Arguments a{rows, weight.data, weight.rows, weight.row_bytes, out};
   switch (weight.format) {
-    case Format::kF32: return start_elements<float>(on, sink, a);
-    case Format::kF16: return start_elements<__half>(on, sink, a);
-    case Format::kBF16: return start_elements<__nv_bfloat16>(on, sink, a);
-    default: break;
+    case Format::kF32:
+      return start_elements<float>(on, sink, a);
+    case Format::kF16:
+      return start_elements<__half>(on, sink, a);
+    case Format::kBF16:
+      return start_elements<__nv_bfloat16>(on, sink, a);
+    default:
+      break;
   }
   return with_block_format(weight.format, [&](auto tag) {
     constexpr Format F = decltype(tag)::value;

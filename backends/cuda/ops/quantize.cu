@@ -17,29 +17,30 @@ __global__ void quantize_kernel(ErrorSink sink, Rows rows, QuantizedRows out) {
   wait_for_previous();
   const int64_t row = blockIdx.y, blocks = rows.k / 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t block = at / 8, part = at % 8;
-  const bool inside = block < blocks;
+  const bool inside = at < blocks * 8;
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if (inside) {
-    const float* x = rows.x + source_row(sink, rows, row) * rows.k;
-    v = *reinterpret_cast<const float4*>(x + block * 32 + part * 4);
-  }
+  if (inside) v = reinterpret_cast<const float4*>(rows.x + source_row(sink, rows, row) * rows.k)[at];
   const Quantized8 q = quantize_quad(v);
-  if (!inside) return;
-  *reinterpret_cast<int*>(out.values + row * rows.k + (part / 4 * blocks + block) * 16 + part % 4 * 4) = q.packed;
-  if (part == 0) {
-    out.scales[row * blocks + block] = q.scale;
-    out.sums[row * blocks + block] = q.scaled_sum;
-  }
+  if (inside) store_quantized(out, row, rows.k, at, q);
 }
 
 __global__ void round_kernel(ErrorSink sink, Rows rows, int64_t padded_k, __nv_bfloat16* out) {
   wait_for_previous();
-  const int64_t row = blockIdx.y, at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 2;
+  const int64_t row = blockIdx.y, at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
+  const int64_t source = source_row(sink, rows, row);
   if (at >= padded_k) return;
-  const float* x = rows.x + source_row(sink, rows, row) * rows.k;
-  const float a = at < rows.k ? x[at] : 0.0f, b = at + 1 < rows.k ? x[at + 1] : 0.0f;
-  *reinterpret_cast<__nv_bfloat162*>(out + row * padded_k + at) = __floats2bfloat162_rn(a, b);
+  const float* x = rows.x + source * rows.k + at;
+  float values[8] = {};
+  if (rows.k % 4 == 0 && at + 8 <= rows.k) {
+    *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(x);
+    *reinterpret_cast<float4*>(values + 4) = *reinterpret_cast<const float4*>(x + 4);
+  } else {
+    for (int i = 0; i < 8; ++i) values[i] = at + i < rows.k ? x[i] : 0.0f;
+  }
+  __nv_bfloat162 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+  *reinterpret_cast<uint4*>(out + row * padded_k + at) = *reinterpret_cast<const uint4*>(pairs);
 }
 
 __global__ void gate_kernel(const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y) {
@@ -60,14 +61,14 @@ cudaError_t quantize_rows(const Launch& on, ErrorSink sink, const Rows& rows, co
 
 cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64_t padded_k, void* bfloat16_out) {
   if (rows.count == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>((padded_k / 2 + 127) / 128), static_cast<unsigned>(rows.count));
+  const dim3 grid(static_cast<unsigned>((padded_k / 8 + 127) / 128), static_cast<unsigned>(rows.count));
   return launch(on, round_kernel, grid, dim3(128), 0, sink, rows, padded_k, static_cast<__nv_bfloat16*>(bfloat16_out));
 }
 
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y) {
   if (rows * n == 0) return cudaSuccess;
-  return launch(on, gate_kernel, dim3(static_cast<unsigned>((rows * n + 255) / 256)), dim3(256), 0, xy, rows, n, epilogue,
-                y);
+  return launch(on, gate_kernel, dim3(static_cast<unsigned>((rows * n + 255) / 256)), dim3(256), 0, xy, rows, n,
+                epilogue, y);
 }
 
 }  // namespace trivet::cuda

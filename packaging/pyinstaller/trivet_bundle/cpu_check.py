@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import platform
 from pathlib import Path
 
@@ -22,8 +23,10 @@ class _CpuidFeature(ctypes.Structure):
     _fields_ = [("cpuid_array", ctypes.c_uint32 * 4), ("active_array", ctypes.c_uint32 * 4)]
 
 
-def missing_cpu_features() -> list[str]:
-    """Features of x86-64-v2 that this CPU lacks; empty on other architectures and where nothing can be learnt."""
+def missing_cpu_features(bundle: Path) -> list[str]:
+    """Features of x86-64-v2 that this CPU lacks although `bundle` needs them; empty where nothing can be learnt."""
+    if not _needs_x86_64_v2(bundle):
+        return []
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
     registers = _cpuid_leaf_1()
@@ -31,6 +34,15 @@ def missing_cpu_features() -> list[str]:
         return [name for name, (_, register, bit) in _X86_64_V2.items() if not registers[register] >> bit & 1]
     flags = _cpuinfo_flags()
     return [name for name, (flag, _, _) in _X86_64_V2.items() if flags and flag not in flags]
+
+
+def _needs_x86_64_v2(bundle: Path) -> bool:
+    """What the manifest says; without one, yes, as numpy's wheels do."""
+    try:
+        manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+        return bool(manifest["target"]["cpu_baseline"] == "x86-64-v2")
+    except (OSError, ValueError, KeyError):
+        return True
 
 
 def _cpuid_leaf_1() -> list[int] | None:

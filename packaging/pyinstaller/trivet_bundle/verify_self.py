@@ -12,8 +12,8 @@ from typing import Any
 
 USAGE = """usage: trivet verify-self [--json]
 
-Compare every file of this bundle with the list in manifest.json beside it: digest, size, mode, nothing missing and nothing
-extra. It finds damage. It cannot find an attacker, who would change the list too: check the archive for that."""
+Compare every file of this bundle with the list in manifest.json beside it: digest, size, mode, nothing missing and
+nothing extra. It finds damage. It does not find an attacker, who changes the list too: check the archive for that."""
 
 
 def verify_self(arguments: list[str]) -> int:
@@ -30,7 +30,9 @@ def verify_self(arguments: list[str]) -> int:
         found = problems(root, manifest["files"])
         name = f"{manifest['project']} {manifest['version']} {manifest['artifact_id']}"
     except (OSError, ValueError, KeyError) as error:
-        print(f"trivet: error: {root / 'manifest.json'} cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"trivet: error: {root / 'manifest.json'} cannot be read: {type(error).__name__}: {error}", file=sys.stderr
+        )
         return 1
     if arguments == ["--json"]:
         print(json.dumps({"bundle": name, "num_files": len(manifest["files"]), "problems": found}))

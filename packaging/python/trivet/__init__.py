@@ -1,4 +1,4 @@
-"""trivet: an embeddable LLM runtime. Importing it loads nothing heavy; the public names below are imported on first use."""
+"""trivet: an embeddable LLM runtime. Importing it loads nothing heavy; the public names are imported on first use."""
 
 from __future__ import annotations
 

@@ -35,9 +35,12 @@ class Cli:
         self.environment = {**os.environ, "TRIVET_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
 
     def start(self, *arguments: Any, **settings: Any) -> subprocess.Popen[str]:
-        settings = {"stdin": subprocess.DEVNULL, "env": self.environment} | settings
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": self.environment} | settings
         command = [*TRIVET, *map(str, arguments)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
+        process: subprocess.Popen[str] = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+        return process
 
     def __call__(self, *arguments: Any, stdin: str | None = None, **environment: str) -> Result:
         done = subprocess.run(

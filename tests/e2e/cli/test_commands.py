@@ -51,6 +51,12 @@ def test_every_command_has_help(cli: Any, command: str) -> None:
     assert f"  {command}" in cli("--help").out
 
 
+def test_help_is_a_command_too(cli: Any) -> None:
+    assert cli("help").out == cli("--help").out
+    assert cli("help", "run").out == cli("run", "--help").out
+    assert "unknown command 'rnu'" in cli("help", "rnu").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
@@ -59,6 +65,7 @@ def test_every_command_has_help(cli: Any, command: str) -> None:
         (["run", "--max-model-le", "1", "x"], 2, "did you mean --max-model-len?"),
         (["run", "--max-model-len", "many", "x"], 2, "many"),
         (["run", "--temp", "1", "x"], 2, "unknown flag --temp"),
+        (["run", "--quantization", "awq", "x"], 2, "--quantization is not supported: the weights run in the format"),
         (["run", "a", "b"], 2, "unexpected argument 'b'"),
         (["run"], 2, "the prompt is empty"),
         (["run", ""], 2, "the prompt is empty"),
@@ -76,6 +83,10 @@ def test_every_command_has_help(cli: Any, command: str) -> None:
         (["chat", "--url", "nonsense"], 1, "is not a server's URL"),
         (["serve", "a", "--model", "b"], 2, "give one of them"),
         (["serve", "--ssl-keyfile", "x"], 2, "go together"),
+        (["serve", "--ssl-ca-certs", "no-such.pem"], 2, "--ssl-ca-certs: there is no file no-such.pem"),
+        (["serve", "--ssl-cert-reqs", "2"], 2, "need --ssl-keyfile and --ssl-certfile: this would be http"),
+        (["serve", "--api-key", ""], 2, "--api-key is empty"),
+        (["serve", "--allow-credentials"], 2, "--allow-credentials needs --allowed-origins"),
         (["serve", "--port", "99999"], 2, "0 to 65535"),
         (["serve", "--chat-template", "no-such-file"], 2, "neither a readable file nor a template"),
         (["show", "smollm2"], 3, "`trivet pull smollm2` fetches it"),
@@ -105,6 +116,8 @@ def test_config_file(cli: Any, llama: Path, tmp_path: Path) -> None:
     assert answer.json()["usage"]["completion_tokens"] == 5
     answer = cli("run", "--config", config, "--max-tokens", 3, "hello", "--ignore-eos")  # the command line wins
     assert answer.json()["usage"]["completion_tokens"] == 3
+    config.write_text(f"model: {llama}\njson: true\noverride-generation-config: {{max_new_tokens: 4}}\n")
+    assert cli("run", "hello", "--config", config, "--ignore-eos").json()["usage"]["completion_tokens"] == 4
     for text, says in (
         ("max_tokns: 1", "'max_tokns' is no flag of `trivet run`; did you mean --max-tokens?"),
         ("- 1", "expected a mapping"),
@@ -181,7 +194,10 @@ def test_doctor(cli: Any, llama: Path) -> None:
     assert report["telemetry"] == {"trivet": "none", "onnxruntime": "off", "huggingface_hub": "off"}
     assert report["model"]["max_model_len"] == 512 and report["model"]["kv_cache_bytes"] > 0
     assert report["folders"]["home"]["path"] == str(cli.home)
-    assert cli("doctor").out.endswith("problem: none\n")
+    assert report["ops"]["loaded_by_onnxruntime"] == report["versions"]["onnxruntime"]
+    assert report["environment"]["TRIVET_HOME"] == str(cli.home)
+    text = cli("doctor", TRIVET_API_KEY="geheim", HF_TOKEN="geheim").out
+    assert text.endswith("problem: none\n") and "geheim" not in text and "environment.HF_TOKEN" in text
 
 
 def test_doctor_reports_problems(cli: Any, tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +120,52 @@ def test_bad_requests_harm_nobody(cli: Any, llama: Path) -> None:
         asyncio.run(run(url))
 
 
+@pytest.fixture(scope="session")
+def damaged(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny llama with an embedding of NaN for token 300."""
+    folder = tmp_path_factory.mktemp("damaged") / "model"
+    shutil.copytree(llama, folder)
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    tensor = json.loads(content[8 : 8 + length])["model.embed_tokens.weight"]
+    row_bytes = 4 * tensor["shape"][1]
+    start = 8 + length + tensor["data_offsets"][0] + 300 * row_bytes
+    content[start : start + row_bytes] = struct.pack("<f", math.nan) * tensor["shape"][1]
+    file.write_bytes(content)
+    return folder
+
+
+def test_a_request_whose_logits_are_nan_harms_nobody(cli: Any, damaged: Path) -> None:
+    """It gets a 500 that says why; the others get the bits they would get alone, though blocks it left are reused."""
+
+    async def run(url: str) -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+
+            async def ask(prompt: list[int], **fields: Any) -> httpx.Response:
+                body = {"prompt": prompt, "max_tokens": 30, "temperature": 0, "ignore_eos": True, "logprobs": 3}
+                return await client.post(f"{url}/v1/completions", json=body | fields)
+
+            goods = [[5 + i, *range(10, 30)] for i in range(4)]
+            bads = [[*range(40 + i, 70), 300] for i in range(4)]
+            alone = [(await ask(prompt)).json()["choices"] for prompt in goods]
+            for bad in bads:  # one after the other: every free block holds their NaNs sooner or later
+                failed = await ask(bad)
+                assert failed.status_code == 500, failed.text
+                assert "no usable scores" in failed.text and "kv_cache_dtype" in failed.text
+            tasks = [asyncio.create_task(ask(prompt)) for pair in zip(goods, bads, strict=True) for prompt in pair]
+            answers = await asyncio.gather(*tasks)
+            assert [answer.status_code for answer in answers] == [200, 500] * 4
+            assert [answer.json()["choices"] for answer in answers[::2]] == alone
+            streamed = await ask(bads[0], stream=True)
+            assert streamed.status_code == 500 and "no usable scores" in streamed.text
+            assert (await client.get(f"{url}/health")).status_code == 200
+
+    options = ("--no-verify", "--num-gpu-blocks-override", 17, "--max-model-len", 128, "--no-enable-prefix-caching")
+    with cli.serving(damaged, *options) as (url, _):
+        asyncio.run(run(url))
+
+
 _FAILING_SERVER = """
 import os, sys
 from trivet.backends.session import ModelSession
@@ -177,6 +227,38 @@ def test_sigterm_completes_the_answers_in_progress(cli: Any, llama: Path) -> Non
                     usages.append(json.loads(line[6:])["usage"])
         assert usages[-1]["completion_tokens"] == 200
         assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_cuts_the_answers_off(cli: Any, smollm2_path: Path, number: int, stream: bool) -> None:
+    """Status 130, at once, and nothing in the log that looks like a defect."""
+    options = ("--max-model-len", 8192, "--enable-server-load-tracking")
+    with cli.serving(smollm2_path, *options) as (url, process):
+        body = {"prompt": "Hello", "max_tokens": 8000, "stream": stream, "ignore_eos": True}
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            except httpx.TransportError as error:
+                errors.append(error)
+
+        clients = [threading.Thread(target=ask) for _ in range(3)]
+        for client in clients:
+            client.start()
+        while httpx.get(f"{url}/load").json() != {"server_load": 3}:
+            time.sleep(0.05)
+        process.send_signal(number)
+        time.sleep(1.0)
+        assert process.poll() is None  # 8000 tokens take minutes
+        process.send_signal(number)
+        _, log = process.communicate(timeout=30)
+        for client in clients:
+            client.join(10)
+    assert len(errors) == 3
+    assert process.returncode == 130
+    assert "Traceback" not in log and "ERROR" not in log, log
 
 
 def test_port_in_use_is_said_before_the_model_loads(cli: Any) -> None:

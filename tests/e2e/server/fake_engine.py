@@ -80,6 +80,10 @@ class FakeEngine:
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
+    @property
+    def default_max_tokens(self) -> int | None:
+        return None
+
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams()
 

@@ -17,6 +17,10 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import REPLY, FakeEngine
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from trivet.app.server import launcher
+from trivet.app.server.app import build_app
 from trivet.app.server.config import ServerConfig
 from trivet.app.server.launcher import AddressError, bind
 
@@ -177,6 +181,32 @@ def test_keys_guard_v1_only(start_server: Callable[..., Any]) -> None:
     assert CLIENT.post(server.url + CHAT_PATH, json=HELLO, headers=headers).status_code == 200
 
 
+def test_keys_guard_v1_behind_a_path_prefix(start_server: Callable[..., Any]) -> None:
+    server = start_server(
+        FakeEngine(delay_s=0.05), api_keys=("secret",), root_path="/api", enable_server_load_tracking=True
+    )
+    key = {"Authorization": "Bearer secret"}
+    assert CLIENT.get(server.url + "/v1/models").status_code == 401
+    assert CLIENT.get(server.url + "/v1/models", headers=key).status_code == 200
+    assert CLIENT.get(server.url + "/api/v1/models").status_code != 200  # the proxy has not stripped its prefix
+    with CLIENT.stream("POST", server.url + CHAT_PATH, json={**HELLO, "stream": True}, headers=key):
+        assert CLIENT.get(server.url + "/load").json() == {"server_load": 1}
+
+
+def test_keys_guard_v1_of_an_app_that_is_mounted_in_another() -> None:
+    config = ServerConfig(served_model_names=("fake",), model_path="fake", api_keys=("secret",))
+    inner = build_app(FakeEngine(), config)
+    outer = Starlette(routes=[Mount("/llm", app=inner)])
+
+    async def statuses() -> list[int]:
+        transport = httpx.ASGITransport(app=outer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://outer") as client:
+            headers: list[dict[str, str]] = [{}, {"Authorization": "Bearer secret"}]
+            return [(await client.get("/llm/v1/models", headers=h)).status_code for h in headers]
+
+    assert asyncio.run(statuses()) == [401, 200]
+
+
 def test_request_id_headers(start_server: Callable[..., Any]) -> None:
     server = start_server(enable_request_id_headers=True)
     assert CLIENT.get(server.url + "/health", headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
@@ -293,6 +323,37 @@ def test_port_in_use() -> None:
 def test_unknown_host() -> None:
     with pytest.raises(AddressError, match=r"cannot listen on 203\.0\.113\.1"):
         bind(config(host="203.0.113.1", port=0))
+
+
+@pytest.mark.parametrize("first_request", [False, True])
+def test_a_request_head_that_comes_too_slowly_ends_the_connection(
+    start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, first_request: bool
+) -> None:
+    monkeypatch.setattr(launcher, "HEAD_SECONDS", 0.5)
+    server = start_server(FakeEngine(delay_s=0.08))  # an answer takes longer than a head may
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        if first_request:
+            body = json.dumps(HELLO).encode()
+            connection.sendall(request_head(CHAT_PATH, len(body)) + body)
+            answer = b""
+            while b"ready" not in answer:
+                answer += connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200")
+        received = b""
+        for byte in itertools.chain(b"GET /health HTTP/1.1\r\n", itertools.repeat(ord("x"), 500)):
+            try:
+                connection.sendall(bytes([byte]))
+                connection.settimeout(0.02)
+                received += (more := connection.recv(4096))
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            if not more:
+                break
+        assert received.startswith(b"HTTP/1.1 408 ") and b"Connection: close" in received
+    assert CLIENT.get(server.url + "/health").status_code == 200
 
 
 def test_unix_socket(start_server: Callable[..., Any], tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from pathlib import Path
 
 import pytest
 from trivet.app.cli import console
+from trivet.app.cli.bench import BENCHMARKS
 from trivet.app.cli.config_file import expand
 from trivet.app.cli.entry import COMMANDS
 from trivet.app.cli.errors import UsageError
 from trivet.app.cli.listing import table
+from trivet.app.cli.loading import ExportNotes
 from trivet.app.cli.parser import ArgumentParser
 from trivet.app.remote import RemoteError, _parse_chunk
 
@@ -40,6 +43,19 @@ def test_progress_on_a_terminal_rewrites_one_line(monkeypatch: pytest.MonkeyPatc
     assert len(lines) == 3 and [line.split("%")[0][-3:] for line in lines] == ["  0", " 50", "100"]
     assert "[############------------]" in lines[1] and screen.getvalue().count("\n") == 1
     assert max(map(len, lines)) <= 101
+
+
+def test_an_export_after_a_download_begins_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = console.ProgressBar()
+    bar("downloading x", 100, 100)
+    ExportNotes(bar)("reading", 0.5)
+    ExportNotes(bar)("done", 1.0)
+    bar.close()
+    lines = [line.rpartition("\r")[2].rstrip() for line in screen.getvalue().split("\n")]
+    full = f"[{'#' * 24}]"
+    assert lines == [f"downloading x  {full} 100%  100 B", f"preparing the model  {full} done", ""]
 
 
 def test_progress_elsewhere_is_one_line_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +92,9 @@ def test_config_file_keeps_positionals_apart(tmp_path: Path) -> None:
     assert (args.prompt, args.names, args.stop, args.quiet) == ("hello", ["a", "b"], ["s", "t", "u"], False)
     with pytest.raises(UsageError, match="2 times"):
         expand(["--config", str(file), "--config", str(file)], parser)
+    file.write_text("max-names: 1\nstop: [s]\nmax_names: 2\nstop: [t]\n")
+    with pytest.raises(UsageError, match="max-names, stop given more than once"):
+        expand(["--config", str(file)], parser)
 
 
 def test_table() -> None:
@@ -88,6 +107,22 @@ def test_every_command_is_described_by_its_module() -> None:
     for name in COMMANDS:
         module = import_module(f"trivet.app.cli.{name}")
         assert module.DESCRIPTION and callable(module.run) and callable(module.add_arguments)
+
+
+@pytest.mark.parametrize("module", [*(f"cli.{name}" for name in COMMANDS), *(f"bench.{name}" for name in BENCHMARKS)])
+def test_help_describes_every_flag_and_its_default(module: str) -> None:
+    from importlib import import_module
+
+    parser = ArgumentParser(prog="trivet")
+    import_module(f"trivet.app.{module}").add_arguments(parser)
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
+        name = action.option_strings or action.dest
+        assert action.help, name
+        assert not any(f"default: {value}" in action.help for value in (None, True, False)), name
+        silent = action.default in (None, False, argparse.SUPPRESS) or action.default in ([], {})
+        assert silent or "default" in action.help, name
 
 
 def test_remote_chunks() -> None:

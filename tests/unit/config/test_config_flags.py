@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from trivet.runtime.config_flags import (
     expand_dotted_flags,
     human_readable_int,
     iter_cli_fields,
-    load_yaml_config,
-    merge_settings,
     parse_value,
 )
 
@@ -83,6 +80,29 @@ def test_every_flag_has_a_help_and_its_default_is_accepted() -> None:
         EngineConfig.from_kwargs("m", **{f.name: f.default})
 
 
+def test_help_says_what_happens_without_a_flag() -> None:
+    parser = argparse.ArgumentParser(prog="t")
+    add_cli_flags(parser)
+    text = " ".join(parser.format_help().split())
+    assert "default: None" not in text and "default: True" not in text and "default: False" not in text
+    assert "for the KV cache (default: half of it, at most 4 GiB" in text  # 0.92 is the default on a GPU only
+    assert "the same answers (default: random)" in text
+    assert "Most sequences of one step (default: 128 in the server, 256 elsewhere)" in text
+    assert "--no-enable-prefix-caching Reuse the KV blocks of equal prompt prefixes (default: on)" in text
+
+
+def test_help_leaves_out_flags_that_take_nothing_but_their_default() -> None:
+    parser = argparse.ArgumentParser(prog="t")
+    add_cli_flags(parser)
+    text = parser.format_help().partition("ModelConfig:")[2]
+    hidden = [f for f in iter_cli_fields() if f.hidden]
+    assert {"tensor_parallel_size", "tokenizer", "prefix_caching_hash_algo"} <= {f.name for f in hidden}
+    assert not [f.flag for f in hidden if f"{f.flag} " in text]
+    assert parse("--tensor-parallel-size", "2") == {"tensor_parallel_size": 2}  # refused by name, as ever
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported"):
+        EngineConfig.from_kwargs("m", tensor_parallel_size=2)
+
+
 def test_wrong_flags_abort() -> None:
     with pytest.raises(argparse.ArgumentError, match="expected int"):
         parse("--block-size", "x")
@@ -118,33 +138,6 @@ def test_dotted_flags_that_clash(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         expand_dotted_flags(argv, ["g"])
     assert message in str(error.value)
-
-
-def test_command_line_over_yaml_over_default(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("max-model-len: 4k\nblock_size: 32\nenable-prefix-caching: false\nport: 8000\n")
-    yaml_config = load_yaml_config(path)
-    assert yaml_config == {"max_model_len": 4000, "block_size": 32, "enable_prefix_caching": False, "port": 8000}
-    assert merge_settings(parse("--block-size", "8"), yaml_config)["block_size"] == 8
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- a\n", "expected a mapping"),
-        ("a: [\n", "cannot read the configuration file"),
-        ("block-size: 1\nblock_size: 2\n", "'block_size' is given twice"),
-        ("block-size: many\n", "block_size is 'many'; expected int"),
-        ("1: 2\n", "expected a mapping"),
-    ],
-)
-def test_wrong_yaml(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        load_yaml_config(path)
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_yaml_config(tmp_path / "missing.yaml")
 
 
 def test_the_flags_load_nothing_heavy() -> None:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from trivet.backends.contract import manifest as m
 from trivet.backends.contract.opset import GRAPH_INPUTS, GRAPH_OUTPUTS, SAMPLING_FLOATS, SAMPLING_INTS
+from trivet.exporters.package import source_of
 
 VOCAB_SIZE = 320
 EOS = 300  # a token beyond the bytes
@@ -178,12 +179,11 @@ def write_toy_package(folder: Path) -> Path:
     """A package whose tokenizer maps printable bytes to themselves."""
     checkpoint = folder / "toy.gguf"
     checkpoint.write_bytes(b"toy")
-    stat = checkpoint.stat()
     manifest = m.Manifest(
         schema_version=m.SCHEMA_VERSION,
         trivet_version="0",
         source_dir=str(folder),
-        sources=[m.Source(name=checkpoint.name, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, digest="0" * 64)],
+        sources=[source_of(checkpoint)],
         architecture=m.Architecture(
             family="toy",
             name="toy",

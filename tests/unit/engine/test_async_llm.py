@@ -244,6 +244,38 @@ def test_engine_death_reaches_everyone_within_a_second(package: str, toy: types.
     assert toy.Session.instances[0].closed
 
 
+def test_a_call_that_death_overtakes_is_answered(package: str, toy: types.SimpleNamespace) -> None:
+    in_step, called = threading.Event(), threading.Event()
+    answers: list[Exception] = []
+
+    def fail(session: Any) -> None:
+        in_step.set()
+        called.wait(5)
+        time.sleep(0.05)  # the call is in the queue by now
+        raise RuntimeError("kernel trouble")
+
+    async def use(engine: AsyncLLM) -> None:
+        def call() -> None:
+            try:
+                engine.reset_prefix_cache()
+            except EngineDeadError as error:
+                answers.append(error)
+
+        toy.Session.before_run = fail
+        request = asyncio.create_task(collect(engine, "abc", greedy(5), "a"))
+        await asyncio.to_thread(in_step.wait, 5)
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        await asyncio.sleep(0.01)
+        called.set()
+        with pytest.raises(EngineDeadError, match="kernel trouble"):
+            await request
+        await asyncio.to_thread(caller.join, 5)
+        assert [str(answer) for answer in answers] == [str(engine.dead_error)]
+
+    run(package, use)
+
+
 def test_shutdown_ends_or_drains_requests(package: str, toy: types.SimpleNamespace) -> None:
     async def main(drain: bool) -> list[RequestOutput]:
         engine = AsyncLLM(package)
@@ -283,6 +315,21 @@ def test_one_engine_serves_one_event_loop_after_another(package: str, toy: types
     assert [t for o in outputs for t in o.outputs[0].token_ids] == toy.greedy(PROMPTS[1], 10)
     asyncio.run(idle(engine))
     engine.shutdown()
+
+
+def test_requests_of_a_closed_event_loop_are_not_computed_to_the_end(package: str) -> None:
+    with_engine = AsyncLLM(package)
+    loop = asyncio.new_event_loop()
+    stream = with_engine.generate(PROMPTS[1], greedy(400), "left")
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    deadline = time.monotonic() + 5
+    while with_engine.get_stats()["num_requests_running"] and time.monotonic() < deadline:
+        time.sleep(0.002)
+    stats = with_engine.get_stats()
+    assert stats["kv_cache_usage"] == 0
+    assert stats["num_generated_tokens"] < 400
+    with_engine.shutdown()
 
 
 def test_idle_engine_does_not_spin(package: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import types
@@ -95,6 +96,12 @@ def test_n_completions_are_those_of_consecutive_seeds(package: str) -> None:
         ]
         assert tokens([output]) == tokens(singles)
         assert len({tuple(t) for t in tokens([output])}) == 3
+        # Completions that end in different steps still come as one output, when the last one has ended.
+        stop = output.outputs[1].token_ids[2]
+        assert all(stop not in output.outputs[i].token_ids for i in (0, 2))
+        params = SamplingParams(n=3, temperature=1.2, seed=seeds[0], max_tokens=10, stop_token_ids=[stop])
+        (uneven,) = llm.generate(PROMPTS[2], params)
+        assert uneven.finished and [len(t) for t in tokens([uneven])] == [10, 3, 10]
 
 
 def test_stop_strings_end_text_and_computation(package: str, toy: types.SimpleNamespace) -> None:
@@ -222,6 +229,10 @@ def test_stream_gives_deltas_that_add_up(package: str) -> None:
         stream.close()
         assert llm.get_stats()["kv_cache_usage"] == 0
         assert llm.generate("hello there", GREEDY)[0].outputs[0].text == whole.text
+        wanted = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=1)
+        first, *others = llm.stream("hello", wanted)
+        assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 5
+        assert [o.prompt_logprobs for o in others] == [None] * 3  # said once
 
 
 def test_chat_renders_the_template_and_adds_no_special_tokens(package: str) -> None:
@@ -257,6 +268,17 @@ def test_prompt_forms_and_defaults(package: str) -> None:
         assert rest.finish_reason == "length"
     with LLM(package, generation_config="vllm", override_generation_config={"max_new_tokens": 5}) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(max_tokens=5)
+    with LLM(package, override_generation_config={"temperature": 0.3}) as llm:  # over the model's own 0.5
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=7)
+
+
+def test_a_priority_that_would_have_no_effect_is_refused(package: str) -> None:
+    with LLM(package) as llm:
+        assert len(llm.generate(["a", "b"], GREEDY, priority=[0, 0])) == 2
+        with pytest.raises(InvalidRequestError, match="priority is 1: requests are served first come, first served"):
+            llm.generate(["a", "b"], GREEDY, priority=[0, 1])
+        with pytest.raises(InvalidRequestError, match="2 prompts but 1 priorities"):
+            llm.generate(["a", "b"], GREEDY, priority=[0])
 
 
 @pytest.mark.parametrize(
@@ -354,12 +376,15 @@ def test_create_and_destroy_leaves_nothing(package: str, toy: types.SimpleNamesp
 
 def test_a_changed_or_missing_checkpoint_is_refused(package: str) -> None:
     checkpoint = Path(package) / "toy.gguf"
+    os.utime(checkpoint, (1, 1))  # touched or copied back: the same bytes still do
+    LLM(package).shutdown()
     checkpoint.write_bytes(b"other")
     with pytest.raises(ModelLoadError, match="has changed since"):
         LLM(package)
     checkpoint.unlink()
     with pytest.raises(ModelLoadError, match="cannot be read"):
         LLM(package)
-    (Path(package) / "trivet.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match="not a model package"):
-        LLM(package)
+    for text in ("{}", "[1]", "not JSON"):
+        (Path(package) / "trivet.json").write_text(text)
+        with pytest.raises(ModelLoadError, match="not a model package"):
+            LLM(package)

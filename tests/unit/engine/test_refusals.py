@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 from trivet import LLM, SamplingParams
+from trivet.backends.contract.opset import NO_TOKEN
 from trivet.runtime.errors import InvalidRequestError
 
 PROMPT = [70, 71, 72]
@@ -47,8 +50,35 @@ def test_strings_that_are_looked_for_after_every_token_are_bounded(package: str,
     with LLM(package) as llm:
         assert llm.generate([PROMPT], SamplingParams(max_tokens=2, **few))[0].error is None
         with pytest.raises(InvalidRequestError, match=f"{name} has 1025 strings, at most 1024 are accepted"):
-            llm.generate([PROMPT], SamplingParams(max_tokens=2, **{name: [*few[name], "x"]}))
+            too_many: dict[str, Any] = {name: [*few[name], "x"]}
+            llm.generate([PROMPT], SamplingParams(max_tokens=2, **too_many))
 
 
 def test_repeated_stop_tokens_count_once() -> None:
     assert SamplingParams(stop_token_ids=[3, 4, 3] * 1000).stop_token_ids == [3, 4]
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt_logprobs": 1}, {"n": 2, "temperature": 1.0, "seed": 3}])
+def test_a_request_without_usable_logits_fails_alone(
+    package: str, toy: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """The graph marks rows behind token 90 with NO_TOKEN; only their request ends, also in the middle of a prompt."""
+    original = toy.Session.run
+
+    def run(session: Any, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        results: dict[str, NDArray[Any]] = original(session, inputs, outputs)
+        results["sampled_token_ids"][inputs["input_ids"][inputs["logits_indices"]] == 90] = NO_TOKEN
+        return results
+
+    monkeypatch.setattr(toy.Session, "run", run)
+    good = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    bad = SamplingParams(**{"temperature": 0, "max_tokens": 8, **fields})
+    prompt = [90, 71, 72] if "prompt_logprobs" in fields else [71, 72, 90]
+    with LLM(package, max_num_batched_tokens=7, max_num_seqs=7) as llm:
+        first, failed, last = llm.generate([PROMPT, prompt, [80]], [good, bad, good])
+        assert failed.finished and {output.finish_reason for output in failed.outputs} == {"error"}
+        assert failed.error is not None and "try kv_cache_dtype float32 or bfloat16" in failed.error
+        assert first.outputs[0].token_ids == toy.greedy(PROMPT, 8)
+        assert last.outputs[0].token_ids == toy.greedy([80], 8)
+        assert llm.generate([PROMPT], good)[0].outputs[0].token_ids == toy.greedy(PROMPT, 8)
+        assert llm.get_stats()["kv_cache_usage"] == 0

@@ -15,6 +15,10 @@ from trivet.runtime.sampling_params import RequestOutputKind
     ("options", "message"),
     [
         ({"n": 0}, "n must be at least 1, got 0"),
+        ({"stop": 5}, "stop must be a list, got 5 of type int"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list, got 5"),
+        ({"bad_words": "ab"}, "bad_words must be a list, got 'ab' of type str"),
+        ({"allowed_token_ids": {1: 2}}, r"allowed_token_ids must be a list, got \{1: 2\} of type dict"),
         ({"n": 1.5}, "n must be an integer"),
         ({"n": True}, "n must be an integer"),
         ({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling"),

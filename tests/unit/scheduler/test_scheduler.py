@@ -219,6 +219,16 @@ def test_preemption_takes_the_tail_and_resumes_it_first() -> None:
     assert scheduler.make_stats().num_preemptions == 1
 
 
+def test_a_return_from_preemption_is_no_prefix_query() -> None:
+    scheduler = make_scheduler(num_gpu_blocks=7)
+    for i, name in enumerate("abc", 10):
+        scheduler.add_request(make_request(name, [i] * 8, max_tokens=4))
+    run_until_done(scheduler)
+    stats = scheduler.make_stats()
+    assert stats.num_preemptions == 1
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (24, 0)
+
+
 def test_events_of_a_preempted_request() -> None:
     scheduler = make_scheduler(num_gpu_blocks=5, caching=False)
     for i, name in enumerate("ab", 10):

@@ -1,4 +1,4 @@
-"""PyInstaller hook: what freezing a program that imports trivet must collect. Libraries and data are named one by one."""
+"""PyInstaller hook: what a frozen program that imports trivet must hold. Libraries and data are named one by one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,25 @@ def _collected(names: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(str(_root / name), str(Path("trivet", name).parent)) for name in names]
 
 
+def _is_module(name: str) -> bool:
+    """Op libraries lie beside modules and look like extension modules, but are none."""
+    return not name.rpartition(".")[2].startswith("libtrivet_") and "._pyinstaller" not in name
+
+
 # Commands, model families and public names are imported by computed name.
-hiddenimports = collect_submodules("trivet", filter=lambda name: "._pyinstaller" not in name)
+hiddenimports = collect_submodules("trivet", filter=_is_module)
 binaries = _collected(LIBRARIES)
 datas = _collected(DATA)
-for _package in ("trivet", "onnxruntime", "onnx", "numpy", "tokenizers", "jinja2", "msgspec", "fastapi", "uvicorn", "huggingface_hub"):
+for _package in (
+    "trivet",
+    "onnxruntime",
+    "onnx",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "msgspec",
+    "fastapi",
+    "uvicorn",
+    "huggingface_hub",
+):
     datas += copy_metadata(_package)  # `trivet doctor` prints versions

@@ -1,0 +1,79 @@
+"""A model package on the CPU: the device's half of backends.session.ModelSession."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..contract.opset import SESSION_ACTIVATION_DTYPE, SESSION_CPU_TIER, SESSION_NUM_THREADS
+from ..errors import BackendError, SessionCreateError
+from ..library import cpu_library_path, probe_cpu, select_tier
+from ..ort import KV_INPUTS, KV_OUTPUT, host_device, session_options, translated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..session import SessionSettings
+
+
+class CpuSession:
+    """A DeviceSession (backends/session.py) whose KV cache is calloc'ed memory."""
+
+    def __init__(self, model: bytes, settings: SessionSettings) -> None:
+        """num_threads None = the physical cores that this process may use. Raises BackendError subclasses."""
+        import onnxruntime as ort
+
+        self.tier = select_tier(settings.cpu_tier)
+        self.num_threads = settings.num_threads or int(probe_cpu()["num_threads"])
+        options = session_options(settings.source_dir)
+        entries = {
+            SESSION_NUM_THREADS: str(self.num_threads),
+            SESSION_ACTIVATION_DTYPE: settings.activation_dtype,
+            SESSION_CPU_TIER: self.tier,
+        }
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        with translated(SessionCreateError, "cannot load the model"):
+            options.register_custom_ops_library(str(cpu_library_path()))
+            self._session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.input_names = [value.name for value in self._session.get_inputs()]
+        self.output_names = [value.name for value in self._session.get_outputs()]
+        self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
+        self._binding: Any = self._session.io_binding()
+        self._kv_values: tuple[Any, Any] | None = None
+
+    def allocate_kv_cache(self, num_blocks: int, block_bytes: int, layout: NDArray[np.int32]) -> None:
+        import onnxruntime as ort
+
+        try:
+            cache_memory = np.zeros((num_blocks, block_bytes), np.uint8)  # calloc: untouched pages cost nothing
+        except MemoryError as error:
+            raise BackendError(f"cannot reserve {num_blocks * block_bytes} bytes for the KV cache: {error}") from error
+        value = ort.OrtValue.ortvalue_from_numpy(cache_memory)  # wraps the array's memory
+        if value.data_ptr() != cache_memory.ctypes.data:
+            raise BackendError("onnxruntime copied the KV cache instead of wrapping it: unsupported version")
+        self._kv_values = (value, ort.OrtValue.ortvalue_from_numpy(layout))
+        for name, bound in zip(KV_INPUTS, self._kv_values, strict=True):
+            self._binding.bind_ortvalue_input(name, bound)
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        assert self._kv_values is not None
+        binding = self._binding._iobinding  # without the wrapper's per-call checks
+        for name in self._step_inputs:
+            binding.bind_input(name, inputs[name])
+        # Values of the last run stay bound until cleared, and onnxruntime would insist on their shapes.
+        binding.clear_binding_outputs()
+        binding.bind_ortvalue_output(KV_OUTPUT, self._kv_values[0]._ortvalue)
+        host = host_device()
+        for name in outputs:
+            binding.bind_output(name, host)
+        self._session._sess.run_with_iobinding(binding, None)
+        values = binding.get_outputs()
+        return {name: values[i].numpy() for i, name in enumerate(outputs, start=1)}
+
+    def close(self) -> None:
+        self._kv_values = None
+        self._binding = None
+        self._session = None

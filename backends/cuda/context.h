@@ -1,0 +1,114 @@
+// One per session: the device, the stream that everything runs on, and memory that kernels keep between calls.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ops/launch.h"
+
+namespace trivet::cuda {
+
+// A CUDA call failed: what was tried, and what CUDA says.
+class CudaError : public std::runtime_error {
+ public:
+  CudaError(const std::string& what, cudaError_t status);
+};
+
+void check(cudaError_t status, const char* what);
+
+// Calls that a stream capture would forbid on this thread (allocation) are allowed while this lives.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Device memory that is kept: freed blocks are reused, best fit first; nothing goes back before the end. So a captured
+// graph can be replayed as long as its arena lives.
+class Arena {
+ public:
+  explicit Arena(int ordinal) : ordinal_(ordinal) {}
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  void* allocate(size_t bytes);  // null for 0 bytes; throws CudaError
+  void release(void* memory);
+
+ private:
+  int ordinal_;
+  std::mutex mutex_;
+  std::map<void*, size_t> sizes_;
+  std::multimap<size_t, void*> free_;
+};
+
+class Context {
+ public:
+  explicit Context(int ordinal);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // Scratch of one purpose, valid until this purpose asks for more; what it replaces is kept for captured graphs.
+  enum Purpose : int { kActivations, kScales, kRounded, kGates, kQueries, kStates, kProcessed, kCounts, kPurposes };
+  template <class T>
+  T* scratch(Purpose purpose, int64_t count) {
+    return static_cast<T*>(scratch_bytes(purpose, static_cast<size_t>(count) * sizeof(T)));
+  }
+
+  // The rows of [rows, k] floats at x as int8, if the last kernel that made int8 rows made them of these; else null
+  // values.
+  QuantizedRows quantized_of(const float* x, int64_t rows, int64_t k) const;
+  // Memory for the rows at x as int8; whatever was there is forgotten.
+  QuantizedRows quantized_for(const float* x, int64_t rows, int64_t k);
+  // A kernel writes to x: int8 rows that were made of what lay there are not its rows any more.
+  void overwritten(const void* x);
+  // A new run begins: what lies where may have changed without a kernel.
+  void forget_quantized() { quantized_source_ = nullptr; }
+
+  // A number by which kernels report errors of this node.
+  int32_t add_node(const std::string& name);
+  ErrorSink sink(int32_t node) const { return {error_, node}; }
+  // Waits for all work. Returns the first error that a kernel reported since the last call, else "".
+  std::string finish();
+  void make_current() const;
+
+  const int ordinal;
+  Launch launch{};
+  Arena arena;
+
+ private:
+  void* scratch_bytes(Purpose purpose, size_t bytes);
+
+  struct Scratch {
+    void* memory = nullptr;
+    size_t size = 0;
+  };
+  Scratch scratch_[kPurposes];
+  QuantizedRows quantized_{};
+  const float* quantized_source_ = nullptr;
+  int64_t quantized_rows_ = 0, quantized_k_ = 0;
+  DeviceError* error_ = nullptr;
+  DeviceError* error_on_host_ = nullptr;
+  std::vector<std::string> nodes_;
+};
+
+// The message of a kernel's report.
+std::string describe(const DeviceError& error);
+
+// Facts for `trivet doctor` as JSON.
+std::string describe_devices();
+// Empty if the ordinal can be used, else why not.
+std::string check_device(int ordinal);
+
+}  // namespace trivet::cuda

@@ -1,0 +1,102 @@
+// Typed glue between a kernel class and the plug-in API: the class is written as for common/ort_op.h, but its
+// constructor and compute() get the Context of the session. Kernels only enqueue work on the context's stream.
+#pragma once
+
+#include "../common/ort_op.h"
+#include "context.h"
+
+namespace trivet::cuda {
+
+struct Provider;
+
+// The API tables, set once by CreateEpFactories.
+inline const OrtApi* api = nullptr;
+inline const OrtEpApi* ep_api = nullptr;
+
+enum class ActivationDtype { kInt8, kFloat32 };
+
+// What kernels may know of the session that they run in.
+struct Session {
+  Context& context;
+  ActivationDtype activation_dtype;
+  bool has_block_formats = false;  // some product of this session takes int8 rows
+};
+
+Session& session_of(const OrtKernelInfo* info);
+// Remembers that the step being captured has failed, so that its graph is never replayed.
+void note_failure();
+
+inline constexpr const char* kProviderName = "TrivetCudaExecutionProvider";
+
+template <class K>
+class EpKernel : public OrtKernelImpl {
+ public:
+  static OrtStatus* ORT_API_CALL create(void*, const OrtKernelInfo* raw, OrtKernelImpl** out) noexcept {
+    std::string node;
+    try {
+      const KernelInfo info(*api, raw, K::kInputs);
+      node = info.node_name();
+      *out = new EpKernel(info, session_of(raw), node);
+      return nullptr;
+    } catch (...) {
+      return detail::status_of_exception(*api, K::kName, node);
+    }
+  }
+
+ private:
+  EpKernel(const KernelInfo& info, Session& session, const std::string& node)
+      : OrtKernelImpl{},
+        node_(node),
+        kernel_(info, session, session.context.add_node(std::string(K::kName) + " '" + node + "'")) {
+    ort_version_supported = kOrtApiVersion;
+    Compute = [](OrtKernelImpl* self, OrtKernelContext* raw) noexcept -> OrtStatus* {
+      auto& kernel = *static_cast<EpKernel*>(self);
+      try {
+        KernelContext context(*api, raw, K::kInputs, K::kOutputs);
+        kernel.kernel_.compute(context);
+        return nullptr;
+      } catch (...) {
+        note_failure();
+        return detail::status_of_exception(*api, K::kName, kernel.node_);
+      }
+    };
+    Release = [](OrtKernelImpl* self) noexcept { delete static_cast<EpKernel*>(self); };
+  }
+
+  std::string node_;
+  K kernel_;
+};
+
+// The schema of an op for onnxruntime's type checks; its CPU kernel only says that there is none.
+template <class K>
+class SchemaOp : public OrtCustomOp {
+ public:
+  SchemaOp() : OrtCustomOp{} {
+    version = kOrtApiVersion;
+    OrtCustomOp::GetName = [](const OrtCustomOp*) { return K::kName; };
+    OrtCustomOp::GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+    OrtCustomOp::GetInputTypeCount = [](const OrtCustomOp*) { return std::size(K::kInputs); };
+    OrtCustomOp::GetInputType = [](const OrtCustomOp*, size_t i) { return K::kInputs[i].type; };
+    OrtCustomOp::GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(K::kOutputs); };
+    OrtCustomOp::GetOutputType = [](const OrtCustomOp*, size_t i) { return K::kOutputs[i].type; };
+    OrtCustomOp::GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      return K::kInputs[i].optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+    };
+    OrtCustomOp::GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+    OrtCustomOp::GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
+    OrtCustomOp::GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
+    OrtCustomOp::GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
+    OrtCustomOp::GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+    OrtCustomOp::GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
+    OrtCustomOp::GetStartVersion = [](const OrtCustomOp*) { return 1; };
+    OrtCustomOp::GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
+    OrtCustomOp::CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* a, const OrtKernelInfo*, void**) -> OrtStatus* {
+      return a->CreateStatus(ORT_NOT_IMPLEMENTED,
+                             (std::string(K::kName) + ": this node was not given to the CUDA device").c_str());
+    };
+    OrtCustomOp::KernelComputeV2 = [](void*, OrtKernelContext*) -> OrtStatus* { return nullptr; };
+    OrtCustomOp::KernelDestroy = [](void*) {};
+  }
+};
+
+}  // namespace trivet::cuda

@@ -1,0 +1,1 @@
+"""Builds, verifies, signs and indexes release archives: `python -m release --help`. Imports nothing of the product."""

@@ -1,0 +1,171 @@
+"""`python -m release COMMAND`: build, verify, rebuild, attest, index. The workflows run the same commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from .build import RECIPES, BuildOptions, build
+from .environment import DEFAULT_PYTHON
+from .errors import ReleaseError
+from .index import check_index, make_index
+from .manifest import check_manifest
+from .matrix import load_matrix
+from .oci import write_image
+from .plan import plan
+from .rebuild import rebuild
+from .verify import VerifyOptions, attest, verify
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if everything that was asked for holds; 1 with one message if something does not."""
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except ReleaseError as error:
+        print(f"release: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _build(args: argparse.Namespace) -> int:
+    with _work_folder(args) as work:
+        print(build(args.artifact_id, _options(args, Path(work))))
+    return 0
+
+
+def _rebuild(args: argparse.Namespace) -> int:
+    with _work_folder(args) as work:
+        rebuild(args.archive, _options(args, Path(work)), args.evidence)
+    print(f"{args.archive.name}: the second build is byte-identical")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    options = VerifyOptions(args.evidence, args.model, args.key, tuple(args.forbid))
+    manifest = verify(args.archive, options)
+    for name, entry in manifest["evidence"].items():
+        print(f"{name:30} {entry['state']}{'' if entry['value'] else ': ' + entry['reason']}")
+    for tier in manifest["cpu_tiers"]:
+        states = ", ".join(f"{name.partition('_')[0]} {entry['state']}" for name, entry in tier["evidence"].items())
+        print(f"tier {tier['name']:25} {states}")
+    channel = manifest["channel"]
+    print(f"channel: {channel['name']}")
+    failed = [entry["reason"] for entry in manifest["evidence"].values() if entry["state"] == "failed"]
+    failed += [
+        entry["reason"]
+        for tier in manifest["cpu_tiers"]
+        for entry in tier["evidence"].values()
+        if entry["state"] == "failed"
+    ]
+    for reason in failed:
+        print(f"failed: {reason}", file=sys.stderr)
+    order = ("blocked", "preview", "stable")
+    return 1 if failed or order.index(channel["name"]) < order.index(args.at_least) else 0
+
+
+def _attest(args: argparse.Namespace) -> int:
+    attest(args.archive, args.evidence, args.key)
+    return 0
+
+
+def _index(args: argparse.Namespace) -> int:
+    if args.check:
+        check_index(args.folder, args.key)
+    else:
+        make_index(args.folder, args.key)
+    return 0
+
+
+def _oci(args: argparse.Namespace) -> int:
+    print(write_image(args.archive, args.out))
+    return 0
+
+
+def _check_manifest(args: argparse.Namespace) -> int:
+    check_manifest(json.loads(args.manifest.read_text(encoding="utf-8")), load_matrix())
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    print(json.dumps(plan(args.tag), indent=1))
+    return 0
+
+
+def _options(args: argparse.Namespace, work: Path) -> BuildOptions:
+    return BuildOptions(
+        args.recipe, args.out.absolute(), work, args.wheel and args.wheel.absolute(), args.python, args.key
+    )
+
+
+def _work_folder(args: argparse.Namespace) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="trivet-release-", dir=args.work)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m release", description="Build, verify, sign and index release archives."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    building = argparse.ArgumentParser(add_help=False)
+    building.add_argument(
+        "--recipe", choices=RECIPES, default="quick", help="release compiles numpy without a CPU baseline"
+    )
+    building.add_argument("--out", type=Path, default=Path("dist"), help="folder of the result (default: dist)")
+    building.add_argument("--work", type=Path, help="where the temporary folder is made")
+    building.add_argument("--wheel", type=Path, help="trivet's wheel (default: built from a copy of the tree)")
+    building.add_argument(
+        "--python", type=Path, default=DEFAULT_PYTHON, help="interpreter to bundle (default: %(default)s)"
+    )
+    building.add_argument("--key", type=Path, help="PEM file of the Ed25519 key that signs the provenance")
+
+    command = commands.add_parser("plan", help="what a tag would release; refuses a tag that is not the version")
+    command.add_argument("tag", nargs="?", help="like v1.2.3 (default: a dry run)")
+    command.set_defaults(run=_plan)
+    command = commands.add_parser("build", parents=[building], help="build one archive")
+    command.add_argument("artifact_id")
+    command.set_defaults(run=_build)
+    command = commands.add_parser("rebuild", parents=[building], help="build again elsewhere and compare")
+    command.add_argument("archive", type=Path)
+    command.add_argument("--evidence", type=Path, required=True, help="folder for the result")
+    command.set_defaults(run=_rebuild)
+    command = commands.add_parser("verify", help="judge an archive by its own bytes")
+    command.add_argument("archive", type=Path)
+    command.add_argument(
+        "--evidence", type=Path, required=True, help="folder for reports and the manifest with evidence"
+    )
+    command.add_argument(
+        "--model", type=Path, help="SmolLM2 GGUF file of release/references; without it nothing is run"
+    )
+    command.add_argument("--key", type=Path, help="PEM file of the public key that must have signed the provenance")
+    command.add_argument(
+        "--forbid", action="append", default=[], help="path prefix that no file may hold; may be repeated"
+    )
+    command.add_argument(
+        "--at-least", choices=("blocked", "preview", "stable"), default="preview", help="fail below this channel"
+    )
+    command.set_defaults(run=_verify)
+    command = commands.add_parser("attest", help="sign provenance that carries the evidence")
+    command.add_argument("archive", type=Path)
+    command.add_argument("--evidence", type=Path, required=True)
+    command.add_argument("--key", type=Path, required=True, help="PEM file of the private key")
+    command.set_defaults(run=_attest)
+    command = commands.add_parser("index", help="write index.json and index.html of a folder of attested archives")
+    command.add_argument("folder", type=Path)
+    command.add_argument("--key", type=Path, required=True, help="PEM file of the public key")
+    command.add_argument("--check", action="store_true", help="compare instead of writing")
+    command.set_defaults(run=_index)
+    command = commands.add_parser("oci", help="write an OCI image layout of a CPU archive")
+    command.add_argument("archive", type=Path)
+    command.add_argument("--out", type=Path, required=True, help="new folder for the layout")
+    command.set_defaults(run=_oci)
+    command = commands.add_parser("check-manifest", help="check a manifest file")
+    command.add_argument("manifest", type=Path)
+    command.set_defaults(run=_check_manifest)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

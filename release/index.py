@@ -1,0 +1,148 @@
+"""`release index`: the download page and its JSON, from verified archives and signed provenance alone."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import provenance
+from .archive import check_checksum
+from .errors import ArchiveError, ManifestError
+from .manifest import check_manifest
+from .matrix import Matrix, load_matrix
+from .names import INDEX_FILES, parse_archive_name
+
+RETENTION = "Archives of a stable release stay for good; those of a preview until two later versions are out."
+SCHEMA = "trivet.release-index.v1"
+
+
+def make_index(folder: Path, public_key: Path) -> list[dict[str, Any]]:
+    """Write index.json and index.html in `folder`; ReleaseError for a file that does not belong."""
+    entries = read_release(folder, public_key)
+    body = {"schema": SCHEMA, "version": entries[0]["version"], "retention": RETENTION, "artifacts": entries}
+    (folder / INDEX_FILES[0]).write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / INDEX_FILES[1]).write_text(page(body), encoding="utf-8")
+    return entries
+
+
+def check_index(folder: Path, public_key: Path) -> None:
+    """ArchiveError if the two files are not exactly what the archives beside them give."""
+    entries = read_release(folder, public_key)
+    body = {"schema": SCHEMA, "version": entries[0]["version"], "retention": RETENTION, "artifacts": entries}
+    expected = (json.dumps(body, indent=1, ensure_ascii=False) + "\n", page(body))
+    for name, text in zip(INDEX_FILES, expected, strict=True):
+        if (folder / name).read_text(encoding="utf-8") != text:
+            raise ArchiveError(f"{name} is not what the archives give; it was written by hand or is old")
+
+
+def read_release(folder: Path, public_key: Path) -> list[dict[str, Any]]:
+    """Index entries of the archives in `folder`, by artifact id; every file must belong to one release."""
+    matrix = load_matrix()
+    names = sorted(path.name for path in folder.iterdir() if path.name not in INDEX_FILES)
+    entries = []
+    expected: set[str] = set()
+    for name in names:
+        if name.endswith((".tar.gz", ".zip")):
+            entries.append(_entry(folder / name, public_key, matrix))
+            expected |= {name, *parse_archive_name(name).companions}
+    if foreign := sorted(set(names) - expected):
+        raise ArchiveError(f"{folder} holds files of no release: {', '.join(foreign)}")
+    if missing := sorted(expected - set(names)):
+        raise ArchiveError(f"{folder} lacks {', '.join(missing)}")
+    if not entries:
+        raise ArchiveError(f"{folder} holds no archive")
+    versions = sorted({(entry["version"], entry["commit"]) for entry in entries})
+    if len(versions) > 1:
+        raise ArchiveError(
+            f"{folder} mixes releases: {', '.join(f'{version} of {commit}' for version, commit in versions)}"
+        )
+    return sorted(entries, key=lambda entry: str(entry["artifact_id"]))
+
+
+def _entry(archive: Path, public_key: Path, matrix: Matrix) -> dict[str, Any]:
+    name = parse_archive_name(archive.name)
+    matrix.require_buildable(name.artifact_id, "indexed")
+    digest = check_checksum(archive)
+    try:
+        manifest = provenance.manifest_of(provenance.read_envelope(archive, public_key))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestError(f"{archive.name}: its provenance holds no manifest: {error}") from error
+    check_manifest(manifest, matrix)
+    if manifest["archive"] is None:
+        raise ManifestError(f"{archive.name} was not verified: its provenance holds no evidence")
+    if (manifest["archive"]["sha256"], manifest["archive"]["name"]) != (digest, archive.name):
+        raise ManifestError(
+            f"{archive.name}: the evidence is about {manifest['archive']['name']} {manifest['archive']['sha256']}"
+        )
+    if manifest["channel"]["name"] == "blocked":
+        raise ManifestError(f"{archive.name} is blocked: {'; '.join(manifest['channel']['reasons'])}")
+    return index_entry(manifest)
+
+
+def index_entry(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What the index says about one archive: nothing that the manifest does not."""
+    target = manifest["target"]
+    parts = ("build_verified", "runtime_verified", "correctness_verified")
+    return {
+        "artifact_id": manifest["artifact_id"],
+        "version": manifest["version"],
+        "commit": manifest["source"]["commit"],
+        "archive": manifest["archive"]["name"],
+        "size": manifest["archive"]["size"],
+        "sha256": manifest["archive"]["sha256"],
+        "channel": manifest["channel"]["name"],
+        "why_not_better": manifest["channel"]["reasons"],
+        "abi_floor": {
+            "libc": f"{target['libc']} {target['libc_floor']}" if target["libc"] else target["os"],
+            "cpu": target["cpu_baseline"],
+            "host_libraries": target["host_libraries"],
+        },
+        "driver": manifest["driver"],
+        "cpu_tiers": {
+            tier["name"]: {name: tier["evidence"][name]["value"] for name in parts} for tier in manifest["cpu_tiers"]
+        },
+        "sms": {sm["name"]: {name: sm["evidence"][name]["value"] for name in parts} for sm in manifest["sms"]},
+        "evidence": {name: entry["value"] for name, entry in manifest["evidence"].items()},
+        "limits": manifest["limits"],
+    }
+
+
+def page(body: Mapping[str, Any]) -> str:
+    """The download page: plain HTML, no script, nothing fetched from elsewhere."""
+    rows = "\n".join(_row(entry) for entry in body["artifacts"])
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>trivet {html.escape(body["version"])}</title>
+<h1>trivet {html.escape(body["version"])}</h1>
+<ol>
+<li>Download an archive, its <code>.sha256</code>, its <code>.provenance.json</code>
+and <code>verify_archive.py</code>.</li>
+<li>Check it, offline: <code>python3 verify_archive.py ARCHIVE --key release.pub</code> (or
+<code>sha256sum -c ARCHIVE.sha256</code> for damage alone).</li>
+<li>Unpack it anywhere: <code>tar xzf ARCHIVE</code>. Run <code>bin/trivet chat --model FILE.gguf</code> or
+<code>bin/trivet serve FILE.gguf</code>. Nothing else is needed: no Python, no compiler, no network.</li>
+</ol>
+<table>
+<tr><th>archive<th>channel<th>size<th>SHA-256<th>needs<th>CPU tiers that were run<th>limits</tr>
+{rows}
+</table>
+<p>{html.escape(body["retention"])}</p>
+</html>
+"""
+
+
+def _row(entry: Mapping[str, Any]) -> str:
+    tiers = [name for name, values in {**entry["cpu_tiers"], **entry["sms"]}.items() if values["runtime_verified"]]
+    floor = entry["abi_floor"]
+    cells = [
+        f'<a href="{html.escape(entry["archive"])}">{html.escape(entry["archive"])}</a>',
+        entry["channel"],
+        f"{entry['size'] / 1e6:.1f} MB",
+        f"<code>{entry['sha256']}</code>",
+        html.escape(", ".join([f"{floor['libc']}", f"a {floor['cpu']} CPU", *entry["driver"]])),
+        html.escape(", ".join(tiers) or "none"),
+        html.escape(" ".join(entry["limits"])),
+    ]
+    return "<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>"

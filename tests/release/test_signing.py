@@ -1,0 +1,297 @@
+"""From a packed bundle to an index: provenance, signatures, evidence, the strangers' checker; and what must fail."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_bundle import ARTIFACT, EPOCH, ROOT, make_manifest_without_itself, make_tree, verified, write_manifest
+
+from release import provenance
+from release import verify as verify_module
+from release.archive import sha256_file, tree_files, write_archive
+from release.errors import ArchiveError, GateError, ManifestError, MatrixError, SignatureError
+from release.evidence import GateResult
+from release.index import check_index, make_index
+from release.matrix import load_matrix
+from release.names import archive_name
+from release.verify import VerifyOptions, attest, verify
+
+Keys = dict[str, Path]
+
+
+@pytest.fixture
+def archive(tmp_path: Path, keys: Keys) -> Path:
+    """A packed bundle with signed provenance that carries its evidence: what a release folder holds."""
+    return make_release(tmp_path, keys)
+
+
+def make_release(tmp_path: Path, keys: Keys) -> Path:
+    tree = make_tree(tmp_path / "tree")
+    out = tmp_path / "release"
+    out.mkdir()
+    archive = write_archive(tree, archive_name("1.2.3", ARTIFACT, "tar.gz"), out, epoch=EPOCH)
+    manifest = make_manifest_without_itself(tree)
+    manifest = verified(manifest, sha256_file(archive), archive.name, archive.stat().st_size)
+    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
+    return archive
+
+
+def test_signed_and_read(archive: Path, keys: Keys) -> None:
+    found = provenance.read_envelope(archive, keys["ours.pub"])
+    assert found["subject"] == [{"name": archive.name, "digest": {"sha256": sha256_file(archive)}}]
+    assert provenance.manifest_of(found)["channel"]["name"] == "stable"
+
+
+def test_another_key(archive: Path, keys: Keys) -> None:
+    with pytest.raises(SignatureError, match=r"not signed by the key theirs\.pub"):
+        provenance.read_envelope(archive, keys["theirs.pub"])
+
+
+def test_no_signature(archive: Path, keys: Keys) -> None:
+    found = provenance.read_envelope(archive, None)
+    provenance.write_envelope(found, archive, None)
+    with pytest.raises(SignatureError, match="not signed by"):
+        provenance.read_envelope(archive, keys["ours.pub"])
+
+
+def test_a_changed_payload(archive: Path, keys: Keys) -> None:
+    path = Path(f"{archive}.provenance.json")
+    envelope = json.loads(path.read_text())
+    payload = base64.b64decode(envelope["payload"]).replace(b'"recipe":"release"', b'"recipe":"quick  "')
+    envelope["payload"] = base64.b64encode(payload).decode()
+    path.write_text(json.dumps(envelope))
+    with pytest.raises(SignatureError, match="not signed by"):
+        provenance.read_envelope(archive, keys["ours.pub"])
+
+
+def test_provenance_of_other_bytes(archive: Path, keys: Keys) -> None:
+    """Such as the staging folder's, or an archive that changed after it was signed."""
+    archive.write_bytes(archive.read_bytes() + b"\0")
+    with pytest.raises(SignatureError, match="is about"):
+        provenance.read_envelope(archive, keys["ours.pub"])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"payload": 1}', '{"payloadType": "x", "payload": "e30=", "signatures": []}']
+)
+def test_no_envelope(text: str, archive: Path) -> None:
+    Path(f"{archive}.provenance.json").write_text(text)
+    with pytest.raises(SignatureError, match="no provenance envelope"):
+        provenance.read_envelope(archive, None)
+
+
+def test_index(archive: Path, keys: Keys) -> None:
+    (entry,) = make_index(archive.parent, keys["ours.pub"])
+    assert (entry["archive"], entry["channel"], entry["size"]) == (archive.name, "stable", archive.stat().st_size)
+    page = (archive.parent / "index.html").read_text()
+    assert archive.name in page and sha256_file(archive) in page
+    check_index(archive.parent, keys["ours.pub"])
+    (archive.parent / "index.html").write_text(page.replace("stable", "best"))
+    with pytest.raises(ArchiveError, match="by hand or is old"):
+        check_index(archive.parent, keys["ours.pub"])
+
+
+def test_index_refuses_what_does_not_belong(archive: Path, keys: Keys) -> None:
+    folder = archive.parent
+    other = folder / "notes.txt"
+    other.write_text("x")
+    with pytest.raises(ArchiveError, match=r"files of no release: notes.txt"):
+        make_index(folder, keys["ours.pub"])
+    other.unlink()
+    Path(f"{archive}.sha256").unlink()
+    with pytest.raises(ArchiveError, match="cannot be read"):
+        make_index(folder, keys["ours.pub"])
+
+
+def test_index_refuses_a_stale_artifact(archive: Path, keys: Keys, tmp_path: Path) -> None:
+    """Another version's archive, slipped into the folder under its own or under the new name."""
+    (tmp_path / "old").mkdir()
+    old_tree = make_tree(
+        tmp_path / "old" / "tree", extra={"lib/old.so": (tmp_path / "tree/lib/libdep.so.1").read_bytes()}
+    )
+    manifest = make_manifest_without_itself(old_tree) | {"version": "1.2.2"}
+    manifest["source"]["tag"] = "v1.2.2"
+    old = write_archive(old_tree, archive_name("1.2.2", ARTIFACT, "tar.gz"), tmp_path / "old", epoch=EPOCH)
+    stale = verified(manifest, sha256_file(old), old.name, old.stat().st_size)
+    provenance.write_envelope(provenance.statement(stale, old, epoch=EPOCH), old, keys["ours"])
+    for suffix in ("", ".sha256", ".provenance.json"):
+        shutil.copy(f"{old}{suffix}", archive.parent / f"{old.name}{suffix}")
+    with pytest.raises(ArchiveError, match="mixes releases"):
+        make_index(archive.parent, keys["ours.pub"])
+    for suffix in ("", ".sha256", ".provenance.json"):
+        (archive.parent / f"{old.name}{suffix}").rename(f"{archive}{suffix}")
+    with pytest.raises(ArchiveError, match="says"):
+        make_index(archive.parent, keys["ours.pub"])
+
+
+def test_index_refuses_unverified_and_blocked(archive: Path, keys: Keys) -> None:
+    found = provenance.manifest_of(provenance.read_envelope(archive, None))
+    for change, complaint in (({"archive": None}, "not valid"), ({"evidence": None}, "not valid")):
+        content = provenance.statement(found | change, archive, epoch=EPOCH)
+        provenance.write_envelope(content, archive, keys["ours"])
+        with pytest.raises(ManifestError, match=complaint):
+            make_index(archive.parent, keys["ours.pub"])
+    tree = archive.parent.parent / "tree"
+    provenance.write_envelope(
+        provenance.statement(make_manifest_without_itself(tree), archive, epoch=EPOCH), archive, keys["ours"]
+    )
+    with pytest.raises(ManifestError, match="was not verified"):
+        make_index(archive.parent, keys["ours.pub"])
+
+
+@pytest.mark.parametrize(
+    "artifact_id", [item.artifact_id for item in load_matrix().tuples if item.state != "buildable"]
+)
+def test_a_closed_tuple_is_not_indexed(artifact_id: str, archive: Path, keys: Keys) -> None:
+    item = load_matrix().find(artifact_id)
+    name = archive.parent / str(archive_name("1.2.3", artifact_id, item.archive_format))
+    for suffix in (".provenance.json", ""):
+        Path(f"{archive}{suffix}").rename(f"{name}{suffix}")
+    Path(f"{archive}.sha256").unlink()
+    Path(f"{name}.sha256").write_text(f"{sha256_file(name)}  {name.name}\n")
+    with pytest.raises(MatrixError, match=f"{artifact_id} cannot be indexed"):
+        make_index(archive.parent, keys["ours.pub"])
+
+
+def stranger(archive: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(ROOT / "release" / "verify_archive.py"),
+        str(archive),
+        *map(str, arguments),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120)
+
+
+def test_a_stranger_checks_it(archive: Path, keys: Keys) -> None:
+    done = stranger(archive, "--key", keys["ours.pub"])
+    assert done.returncode == 0, done.stderr
+    assert "signature: ok" in done.stdout and "channel: stable" in done.stdout
+    done = stranger(archive, "--unsigned")
+    assert done.returncode == 0 and "signature: NOT CHECKED" in done.stdout
+    assert stranger(archive).returncode == 2
+
+
+def _another_key(archive: Path, keys: Keys) -> None:
+    keys["ours.pub"] = keys["theirs.pub"]
+
+
+def _changed(archive: Path, keys: Keys) -> None:
+    archive.write_bytes(archive.read_bytes() + b"\0")
+
+
+def _changed_with_checksum(archive: Path, keys: Keys) -> None:
+    _changed(archive, keys)
+    Path(f"{archive}.sha256").write_text(f"{sha256_file(archive)}  {archive.name}\n")
+
+
+def _repacked(archive: Path, keys: Keys) -> None:
+    """Another tree, with provenance of its own digest but the manifest of the first one."""
+    manifest = provenance.manifest_of(provenance.read_envelope(archive, None))
+    tree = archive.parent.parent / "tree"
+    (tree / "LICENSE").write_text("other\n")
+    write_manifest(tree)
+    write_archive(tree, archive_name("1.2.3", ARTIFACT, "tar.gz"), archive.parent, epoch=EPOCH)
+    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
+
+
+def _renamed(archive: Path, keys: Keys) -> None:
+    manifest = provenance.manifest_of(provenance.read_envelope(archive, None)) | {"version": "1.2.4"}
+    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
+
+
+@pytest.mark.parametrize(
+    ("attack", "complaint"),
+    [
+        (_another_key, "not signed by the key"),
+        (_changed, "its SHA-256 is"),
+        (_changed_with_checksum, "about another archive"),
+        (_repacked, "is not as signed"),
+        (_renamed, "it was renamed"),
+    ],
+)
+def test_a_stranger_sees_an_attack(
+    attack: Callable[[Path, Keys], None], complaint: str, archive: Path, keys: Keys
+) -> None:
+    mine = dict(keys)
+    attack(archive, mine)
+    done = stranger(archive, "--key", mine["ours.pub"])
+    assert done.returncode == 1 and "NOT VALID" in done.stderr and complaint in done.stderr
+
+
+@pytest.fixture
+def fresh(archive: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The archive as `release build` leaves it: provenance without evidence; and an allowlist that fits."""
+    tree = tmp_path / "tree"
+    paths = {entry["path"] for entry in tree_files(tree)} | {"manifest.json"}
+    monkeypatch.setattr(verify_module, "allowed_paths", lambda *_: paths)
+    content = provenance.statement(make_manifest_without_itself(tree), archive, epoch=EPOCH)
+    provenance.write_envelope(content, archive, keys["ours"])
+
+    class NoRuns:
+        def __init__(self, *_: Any) -> None: ...
+
+        def results(self, model: Path | None) -> list[GateResult]:
+            return []
+
+    monkeypatch.setattr(verify_module, "Runner", NoRuns)
+    return archive
+
+
+def test_verify_writes_evidence_that_attest_signs(fresh: Path, keys: Keys, tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence"
+    manifest = verify(fresh, VerifyOptions(evidence, public_key=keys["ours.pub"]))
+    states = {name: entry["state"] for name, entry in manifest["evidence"].items()}
+    assert states["dependency_audit_verified"] == states["build_verified"] == states["tag_rerun_verified"] == "verified"
+    assert states["archive_smoke_verified"] == states["runtime_verified"] == "not_verified"
+    assert states["performance_verified"] == "absent"
+    assert manifest["channel"]["name"] == "blocked"
+    attest(fresh, evidence, keys["ours"])
+    found = provenance.manifest_of(provenance.read_envelope(fresh, keys["ours.pub"]))
+    assert found == json.loads((evidence / "release-manifest.json").read_text())
+    with pytest.raises(ManifestError, match="is blocked"):
+        make_index(fresh.parent, keys["ours.pub"])
+
+
+def test_attest_refuses_evidence_about_other_bytes(fresh: Path, keys: Keys, tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence"
+    verify(fresh, VerifyOptions(evidence))
+    fresh.write_bytes(fresh.read_bytes() + b"\0")
+    Path(f"{fresh}.sha256").write_text(f"{sha256_file(fresh)}  {fresh.name}\n")
+    with pytest.raises(SignatureError, match="is not about"):
+        attest(fresh, evidence, keys["ours"])
+
+
+def test_a_failed_gate_stays_failed(fresh: Path, keys: Keys, tmp_path: Path) -> None:
+    """A signature by another key fails the gate "build"; nothing is started, and nothing that did not run is true."""
+    manifest = verify(fresh, VerifyOptions(tmp_path / "evidence", public_key=keys["theirs.pub"]))
+    assert manifest["evidence"]["build_verified"]["state"] == "failed"
+    assert "not signed by the key" in manifest["evidence"]["build_verified"]["reason"]
+    assert manifest["evidence"]["runtime_verified"]["value"] is False
+
+
+def test_results_of_another_archive_do_not_count(fresh: Path, tmp_path: Path) -> None:
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    for digest, state in (("e" * 64, "absent"), (sha256_file(fresh), "verified")):
+        result = GateResult("rebuild", "passed", "rebuild", archive_sha256=digest)
+        (evidence / "rebuild.json").write_bytes(result.report())
+        manifest = verify(fresh, VerifyOptions(evidence))
+        assert manifest["evidence"]["rebuild_reproducible"]["state"] == state
+
+
+def test_contradicting_evidence_is_not_written(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "compute_channel", lambda *_: {"name": "stable", "reasons": []})
+    with pytest.raises(GateError, match="channel is stable"):
+        verify(fresh, VerifyOptions(tmp_path / "evidence"))
+    assert not (tmp_path / "evidence" / "release-manifest.json").exists()

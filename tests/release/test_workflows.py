@@ -1,0 +1,73 @@
+"""The release workflow keeps its rules, and each rule notices when it is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from release.workflows import WORKFLOW, workflow_problems
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return WORKFLOW.read_text(encoding="utf-8")
+
+
+def test_the_workflow_keeps_the_rules(text: str) -> None:
+    assert workflow_problems(text) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("permissions: {}", "permissions: write-all", "permissions of the whole workflow"),
+        ("permissions: {}\n", "", "permissions of the whole workflow"),
+        ("      contents: read\n    outputs", "      contents: write\n    outputs", "plan: permissions"),
+        ("      id-token: write\n", "      id-token: write\n      packages: write\n", "attest: permissions"),
+        ("      contents: write\n", "      contents: write\n      id-token: write\n", "publish: permissions"),
+        ("  workflow_dispatch:", "  pull_request_target:\n  workflow_dispatch:", "only version tags"),
+        ('tags: ["v*"]', 'tags: ["*"]', "only version tags"),
+        ("persist-credentials: false", "persist-credentials: true", "checkout keeps its credentials"),
+        ("          persist-credentials: false\n", "", "checkout keeps its credentials"),
+        ("merge-multiple: true", "merge-multiple: false", "not flat"),
+        ("          merge-multiple: true\n", "", "not flat"),
+        (
+            "          name: attested-linux-x86_64-glibc-cpu\n          path: release-files",
+            "          pattern: attested-*\n          path: release-files",
+            "not flat",
+        ),
+        ('"$archive.sha256"', "release-files/*.sha256", "publish: a wildcard in a script"),
+        ("          path: handoff/unverified\n", "          path: handoff/*\n", "attest: a wildcard in"),
+        ("if-no-files-found: error", "if-no-files-found: ignore", "may be empty"),
+        ("@11bd71901bbe5b1630ceea73d27597364c9af683  # v4.2.2", "@v4", "unpinned or uncommented"),
+        (
+            "@ea165f8d65b6e75b540449e92b4886f43607fa02  # v4.6.2",
+            "@ea165f8d65b6e75b540449e92b4886f43607fa02",
+            "unpinned",
+        ),
+        (
+            "    environment: release\n    permissions:\n      contents: write",
+            "    permissions:\n      contents: write",
+            "publish: environment",
+        ),
+        ("    if: github.event_name == 'push' && github.ref_type == 'tag'\n", "", "attest: condition"),
+        ("    needs: [plan, attest]", "    needs: [plan, verify]", "publish: needs"),
+        ("    needs: [plan, verify]", "    needs: [plan, build]", "attest: needs"),
+        ("release build linux-x86_64-glibc-cpu", "release build linux-x86_64-glibc-rocm", "is blocked"),
+        ("release build linux-x86_64-glibc-cpu", "release build linux-x86_64-glibc-new", "holds no artifact"),
+        ("${{ vars.TRIVET_RELEASE_MODEL }}", "${{ secrets.TRIVET_RELEASE_MODEL }}", "verify: reads a secret"),
+        ('plan ${TAG:+"$TAG"}', "plan ${{ github.ref_name }}", "an expression inside a script"),
+        (
+            "        name: Check the tag against the version\n",
+            "        name: Check the tag against the version\n        continue-on-error: true\n",
+            "may be left out or fail",
+        ),
+        ("          sudo apt-get update\n", "          gh release create x\n", "verify: publishes"),
+        ("    timeout-minutes: 90\n", "", "build: has no timeout"),
+        ("    timeout-minutes: 90\n", "    timeout-minutes: 90\n    secrets: inherit\n", "unknown settings: secrets"),
+        ("  publish:\n", "  extra:\n", "its jobs are"),
+    ],
+)
+def test_a_broken_rule_is_noticed(old: str, new: str, complaint: str, text: str) -> None:
+    assert old in text
+    found = workflow_problems(text.replace(old, new, 1))
+    assert any(complaint in problem for problem in found), found
