@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,10 @@ TESTS = Path(__file__).resolve().parent
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+# Started in the background by a shell without job control, this process and its children would ignore ^C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _own_home = pytest.StashKey[str]()
 

@@ -122,9 +122,7 @@ class IncrementalDetokenizer:
                 search_from = len(self.output_text) + added
         self.num_output_tokens += len(new_token_ids) - len(shown)
         self.output_text += "".join(parts)
-        if self._stop and self.num_output_tokens > self._min_tokens:
-            return self._cut_at_stop(search_from)
-        return None
+        return self._cut_at_stop(search_from)
 
     def _decode(self, token_id: int) -> str:
         if token_id in self._skipped:

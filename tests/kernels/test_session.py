@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from trivet.backends import library
 from trivet.backends.contract.manifest import read_manifest
+from trivet.backends.cpu import session as cpu_session
 from trivet.backends.cpu.session import CpuSession
 from trivet.backends.errors import (
     BackendError,
@@ -179,8 +180,8 @@ def test_a_kernel_error_is_one_line_and_the_session_goes_on(open_session: Callab
 
 def test_arguments_and_files_are_checked(package: Path, tmp_path: Path) -> None:
     manifest = read_manifest(package)
-    with pytest.raises(UnsupportedDeviceError, match="'cuda'"):
-        ModelSession(package, manifest, device="cuda")
+    with pytest.raises((UnsupportedDeviceError, LibraryNotFoundError), match=r"'cuda:99'|built without CUDA"):
+        ModelSession(package, manifest, device="cuda:99")
     for option in ({"num_threads": 2}, {"cpu_tier": "scalar"}):
         with pytest.raises(InvalidInputError, match=f"{next(iter(option))} .*applies to device 'cpu' only"):
             ModelSession(package, manifest, device="cuda", **option)
@@ -212,6 +213,27 @@ def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(read_manifest(package), source_dir=str(tmp_path))
     with pytest.raises(SessionCreateError, match=read_manifest(package).sources[0].name):
         ModelSession(package, manifest)
+
+
+def test_outputs_of_the_run_before_are_forgotten(open_session: Callable[..., ModelSession]) -> None:
+    session = open_session()
+    logits = logits_of(session, [41])
+    got = session.run(step_inputs(PROMPT, 0), ["sampled_token_ids"])
+    assert list(got) == ["sampled_token_ids"]
+    assert got["sampled_token_ids"].tolist() == [int(np.argmax(logits[-1]))]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "message"),
+    [("select_tier", "nonsense", "nonsense"), ("probe_cpu", {"num_threads": -5}, "-5")],
+)
+def test_the_op_library_gets_the_tier_and_the_threads(
+    function: str, value: Any, message: str, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiers give the same bits, so only a value that the library refuses shows that it is asked."""
+    monkeypatch.setattr(cpu_session, function, lambda *arguments: value)
+    with pytest.raises(SessionCreateError, match=message):
+        ModelSession(package, read_manifest(package))
 
 
 def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,9 +32,23 @@ class Cli:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self._started: list[subprocess.Popen[str]] = []
         self.environment = {**os.environ, "TRIVET_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
 
     def start(self, *arguments: Any, **settings: Any) -> subprocess.Popen[str]:
+        """A command in the background, ended with the test at the latest."""
+        process = self._spawn(*arguments, **settings)
+        self._started.append(process)
+        return process
+
+    def end_started(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        self._started.clear()
+
+    def _spawn(self, *arguments: Any, **settings: Any) -> subprocess.Popen[str]:
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": self.environment} | settings
         command = [*TRIVET, *map(str, arguments)]
         process: subprocess.Popen[str] = subprocess.Popen(
@@ -58,7 +72,7 @@ class Cli:
     @contextmanager
     def serving(self, *arguments: Any, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         """`trivet serve` on a free port: (URL, process)."""
-        process = self.start("serve", *arguments, "--port", 0, env=self.environment | environment)
+        process = self._spawn("serve", *arguments, "--port", 0, env=self.environment | environment)
         assert process.stderr is not None
         lines: list[str] = []
         try:
@@ -78,6 +92,12 @@ class Cli:
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     return Cli(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_its_test(cli: Cli) -> Iterator[None]:
+    yield
+    cli.end_started()
 
 
 @pytest.fixture(scope="session")
