@@ -8,7 +8,7 @@ cxx=${CXX:-g++}
 build=$root/build/sanitize
 cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRIVET_SANITIZE=address,undefined \
   -DCMAKE_CXX_COMPILER="$cxx" -DPython_EXECUTABLE="$(command -v "$python")" >/dev/null
-cmake --build "$build" --parallel
+cmake --build "$build" --parallel 2
 # The interpreter is not instrumented: the runtime comes first by preload, and leaks of Python's own are none of ours.
 # No fake stacks: GCC before 14 aligns them too little for 64-byte vectors (GCC bug 110027).
 LD_PRELOAD="$($cxx -print-file-name=libasan.so) $($cxx -print-file-name=libubsan.so)" \
