@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+FRESH_CELLS = ("start", "memory")  # of processes of their own; fresh.py
 KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -49,16 +50,16 @@ class Cell:
         tokens = self.arguments["tokens"] if self.operation == "prefill" else answer["tokens"]
         return float(tokens / answer["seconds"])
 
-    def share_of_limit(self, rate: float, cost: dict[str, Any], limits: dict[str, Any]) -> tuple[str, float] | None:
-        """(name of the limit, share reached in [0, 1]); None where the machine lacks the instruction."""
+    def limit(self, cost: dict[str, Any], limits: dict[str, Any]) -> tuple[str, float] | None:
+        """(name of the limit, tokens per second that it allows); None where the machine lacks the instruction."""
         if self.operation == "decode":
             kv = cost["kv_elements_per_token"] * KV_BYTES[cost["kv_cache_dtype"]]
             context = self.arguments["context"] + self.arguments["tokens"] / 2
             read = cost["weight_bytes_per_token"] + kv * context
-            return "read", rate * read / 1e9 / limits["read_gbps"]["median"]
+            return "read", limits["read_gbps"]["median"] * 1e9 / read
         if limits["int8_gops"] is None:
             return None
-        return "int8", rate * self._operations(cost) / 1e9 / limits["int8_gops"]["median"]
+        return "int8", limits["int8_gops"]["median"] * 1e9 / self._operations(cost)
 
     def _operations(self, cost: dict[str, Any]) -> float:
         """Matrix operations (multiplications and additions) for one counted token, attention left out."""
@@ -73,8 +74,10 @@ class Cell:
 def all_cells(shape: Shape) -> list[Cell]:
     """In the order in which they are run."""
     cells = [Cell(f"prefill-{n}", "prefill", {"tokens": n}) for n in (128, 512, 2048)]
-    for context in (128, 2048):
-        arguments = {"context": context, "tokens": shape.decode_tokens}
+    for context in (128, 2048, 8192):
+        # the last one ends at 8192 tokens, the longest that some models can hold; the others begin there
+        begin = context - shape.decode_tokens - 1 if context == 8192 else context
+        arguments = {"context": begin, "tokens": shape.decode_tokens}
         cells.append(Cell(f"decode-{context}", "decode", arguments, seeded=False))
     for requests in (4, 8, 16):
         lengths = {"prompt": shape.concurrent_prompt, "output": shape.concurrent_output}

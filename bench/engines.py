@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_PEERS = Path(__file__).with_name("peers")
+from peer_cache import PEERS, default_cache
+
+_SCRIPTS = Path(__file__).with_name("peers")
 _ROOT = Path(__file__).resolve().parent.parent
 PROBES = {  # engine -> the module that its environment must have
     "trivet": "trivet",
@@ -35,10 +37,13 @@ class EngineSpec:
     name: str
     python: str
 
+    @property
+    def reads_gguf(self) -> bool:
+        """The others load an export of their own."""
+        return self.name in ("trivet", "llama-cpp")
+
     def check(self) -> None:
         """EngineError when the interpreter or its package is missing."""
-        if self.name not in PROBES:
-            raise EngineError(f"unknown peer {self.name!r}; known are {', '.join(name for name in PROBES)}")
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({PROBES[self.name]!r}) is None)"
         try:
             done = subprocess.run([self.python, "-c", code], env=environment_of(self.name), check=False)
@@ -64,7 +69,7 @@ class EngineProcess:
     def __init__(self, spec: EngineSpec, *, log: Path) -> None:
         self.name = spec.name
         self._log = log
-        script = _PEERS / f"peer_{spec.name.replace('-', '_')}.py"
+        script = _SCRIPTS / f"peer_{spec.name.replace('-', '_')}.py"
         with log.open("a") as errors:
             self._process = subprocess.Popen(
                 [spec.python, str(script)], env=environment_of(spec.name), text=True, bufsize=1,
@@ -108,11 +113,18 @@ class EngineProcess:
 
 
 def parse_peer(text: str) -> EngineSpec:
-    """NAME=PYTHON."""
+    """NAME=PYTHON, or NAME for the environment that setup_peers.py made."""
     name, equals, python = text.partition("=")
-    if not equals or not python:
-        raise EngineError(f"--peer {text!r}: expected NAME=PYTHON, such as llama-cpp=/envs/llama/bin/python")
-    return EngineSpec(name, python)
+    if equals and not python:
+        raise EngineError(f"--peer {text!r}: expected NAME or NAME=PYTHON, such as llama-cpp=/envs/llama/bin/python")
+    if name not in PEERS:
+        raise EngineError(f"unknown peer {name!r}; known are {', '.join(PEERS)}")
+    if equals:
+        return EngineSpec(name, python)
+    own = default_cache().python(name)
+    if not own.exists():
+        raise EngineError(f"--peer {name}: {own} does not exist; run `python bench/setup_peers.py --peer {name}` once")
+    return EngineSpec(name, str(own))
 
 
 def own_engine() -> EngineSpec:
