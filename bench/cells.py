@@ -57,9 +57,12 @@ class Cell:
             context = self.arguments["context"] + self.arguments["tokens"] / 2
             read = cost["weight_bytes_per_token"] + kv * context
             return "read", limits["read_gbps"]["median"] * 1e9 / read
-        if limits["int8_gops"] is None:
+        peaks = {"int8": limits["int8_gops"], "AMX int8": limits.get("amx_int8_gops")}
+        rates = {name: peak["median"] for name, peak in peaks.items() if peak is not None}
+        if not rates:
             return None
-        return "int8", limits["int8_gops"]["median"] * 1e9 / self._operations(cost)
+        name = max(rates, key=lambda peak: rates[peak])
+        return name, rates[name] * 1e9 / self._operations(cost)
 
     def _operations(self, cost: dict[str, Any]) -> float:
         """Matrix operations (multiplications and additions) for one counted token, attention left out."""

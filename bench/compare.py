@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from cells import FRESH_CELLS, Cell, Shape, all_cells
-from engines import EngineError, EngineProcess, EngineSpec, own_engine, parse_peer
+from engines import EngineError, EngineSpec, own_engine, parse_peer, running
 from fresh import FreshOptions, measure_commands, measure_memory, measure_start
 from limits import LimitsError, describe, measure_limits
-from measure import cell_result, measure_cell, refuse_noise
+from measure import cell_result, cost_of, measure_cell, refuse_noise
 from noise import NUM_CPUS, load_average
 from peer_cache import MODELS, PEERS, default_cache
 from tables import print_cell, print_heading, print_memory, print_start
@@ -208,23 +207,12 @@ def _measure_cells(
     args: argparse.Namespace,
 ) -> None:
     context = max(cell.context() for cell in cells)
-    with tempfile.TemporaryDirectory(prefix="trivet-bench-") as folder:
-        engines: list[EngineProcess] = []
-        try:
-            for spec in specs:
-                engine = EngineProcess(spec, log=Path(folder) / f"{spec.name}.log")
-                engines.append(engine)
-                loaded = engine.ask("load", model=str(paths[spec.name]), threads=args.threads, context=context)
-                result["engines"][spec.name] = loaded
-            settings = result["engines"]["trivet"]["settings"]
-            cost = settings["cost"] | {"kv_cache_dtype": settings["kv_cache_dtype"]}
-            for cell in cells:
-                runs = measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise)
-                result["cells"][cell.name] = cell_result(cell, runs, cost, limits)
-                print_cell(cell.name, result["cells"][cell.name])
-        finally:
-            for engine in engines:
-                engine.close()
+    with running(specs, paths, threads=args.threads, context=context) as (engines, loaded):
+        result["engines"] = loaded
+        for cell in cells:
+            runs = measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise)
+            result["cells"][cell.name] = cell_result(cell, runs, cost_of(loaded["trivet"]), limits)
+            print_cell(cell.name, result["cells"][cell.name])
 
 
 def limit_key(limits: dict[str, Any], threads: int) -> str:

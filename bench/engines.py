@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,3 +132,22 @@ def parse_peer(text: str) -> EngineSpec:
 
 def own_engine() -> EngineSpec:
     return EngineSpec("trivet", sys.executable)
+
+
+@contextmanager
+def running(
+    specs: Sequence[EngineSpec], paths: Mapping[str, Path], *, threads: int, context: int
+) -> Iterator[tuple[list[EngineProcess], dict[str, dict[str, Any]]]]:
+    """The engines with their models loaded, and the answers to `load` by name; they end with the block."""
+    with tempfile.TemporaryDirectory(prefix="trivet-bench-") as folder:
+        engines: list[EngineProcess] = []
+        loaded: dict[str, dict[str, Any]] = {}
+        try:
+            for spec in specs:
+                engine = EngineProcess(spec, log=Path(folder) / f"{spec.name}.log")
+                engines.append(engine)
+                loaded[spec.name] = engine.ask("load", model=str(paths[spec.name]), threads=threads, context=context)
+            yield engines, loaded
+        finally:
+            for engine in engines:
+                engine.close()

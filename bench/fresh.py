@@ -15,7 +15,7 @@ from typing import Any
 
 from cells import KV_BYTES
 from engines import EngineError, EngineProcess, EngineSpec, environment_of
-from measure import MAX_NOISE, spread
+from measure import MAX_NOISE, cost_of, spread
 from noise import Meter
 
 _PROMPT_TOKENS = 16
@@ -126,9 +126,8 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
             finally:
                 engine.close()
         if spec.name == "trivet":
-            settings = loaded["settings"]
-            per_token = settings["cost"]["kv_elements_per_token"] * KV_BYTES[settings["kv_cache_dtype"]]
-            kv_bytes = per_token * options.context
+            cost = cost_of(loaded)
+            kv_bytes = cost["kv_elements_per_token"] * KV_BYTES[cost["kv_cache_dtype"]] * options.context
     return {"engines": engines, "kv_bytes": kv_bytes, "fill": options.fill}
 
 

@@ -1,8 +1,10 @@
-/* What this machine can do at most: read bandwidth, and the peak rates of int8, bfloat16 and float32 arithmetic.
+/* What this machine can do at most: read bandwidth, and the peak rates of int8, bfloat16 and float32 arithmetic, of its
+ * vectors and, on x86-64 with AMX, of its tiles.
  *
  *   gcc -O3 -march=native -pthread limits.c -o limits && ./limits [THREADS] [REPETITIONS] [MEBIBYTES]
  *
- * One JSON object: median, min and max of each rate over the repetitions. null = no instruction of that kind. */
+ * One JSON object: median, min and max of each rate over the repetitions. null = no instruction of that kind, or no
+ * permission of the system to use it. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -11,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,17 +39,18 @@ enum { MAX_THREADS = 512, MAX_REPETITIONS = 101, CHAINS = 12, ROUNDS = 20000000 
   KEEP(right);                \
   sum = accumulate(sum);      \
   KEEP(sum);
-#define CHAIN_KERNEL(name, vector, zero, accumulate)                                                                \
-  static void name(void) {                                                                                          \
-    vector s0 = zero, s1 = zero, s2 = zero, s3 = zero, s4 = zero, s5 = zero, s6 = zero, s7 = zero;                  \
-    vector s8 = zero, s9 = zero, s10 = zero, s11 = zero, left = zero, right = zero;                                 \
-    for (long round = 0; round < ROUNDS; ++round) {                                                                 \
-      STEP(s0, accumulate)                                                                                          \
-      STEP(s1, accumulate) STEP(s2, accumulate) STEP(s3, accumulate) STEP(s4, accumulate) STEP(s5, accumulate)      \
-          STEP(s6, accumulate) STEP(s7, accumulate) STEP(s8, accumulate) STEP(s9, accumulate) STEP(s10, accumulate) \
-              STEP(s11, accumulate)                                                                                 \
-    }                                                                                                               \
-    (void)left, (void)right;                                                                                        \
+#define CHAIN_KERNEL(name, vector, zero, accumulate)                                                           \
+  static void name(void) {                                                                                     \
+    vector s0 = zero, s1 = zero, s2 = zero, s3 = zero, s4 = zero, s5 = zero, s6 = zero, s7 = zero;             \
+    vector s8 = zero, s9 = zero, s10 = zero, s11 = zero, left = zero, right = zero;                            \
+    for (long round = 0; round < ROUNDS; ++round) {                                                            \
+      STEP(s0, accumulate)                                                                                     \
+      STEP(s1, accumulate)                                                                                     \
+      STEP(s2, accumulate)                                                                                     \
+      STEP(s3, accumulate) STEP(s4, accumulate) STEP(s5, accumulate) STEP(s6, accumulate) STEP(s7, accumulate) \
+          STEP(s8, accumulate) STEP(s9, accumulate) STEP(s10, accumulate) STEP(s11, accumulate)                \
+    }                                                                                                          \
+    (void)left, (void)right;                                                                                   \
   }
 
 #if defined(__AVX512VNNI__)
@@ -97,6 +102,54 @@ CHAIN_KERNEL(fp32_kernel, __m256, _mm256_setzero_ps(), FP32_STEP)
 #define FP32_OPS 8
 #define FP32_STEP(sum) vfmaq_f32(sum, left, right)
 CHAIN_KERNEL(fp32_kernel, float32x4_t, vdupq_n_f32(0), FP32_STEP)
+#endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__)
+/* Six tiles of sums of 16 x 16 from two of 16 rows x 64 bytes: that many hide the latency of one. */
+enum { TILE_CHAINS = 6, TILE_ROUNDS = 1000000, TILE_INT8_OPS = 2 * 16 * 16 * 64, TILE_BF16_OPS = 2 * 16 * 16 * 32 };
+typedef struct {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} TileConfig;
+
+static void configure_tiles(void) {
+  TileConfig config = {.palette = 1};
+  for (int tile = 0; tile < 8; ++tile) config.row_bytes[tile] = 64, config.rows[tile] = 16;
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+}
+
+#define TILE_KERNEL(name, accumulate)                    \
+  static void name(void) {                               \
+    configure_tiles();                                   \
+    for (long round = 0; round < TILE_ROUNDS; ++round) { \
+      accumulate(0, 6, 7);                               \
+      accumulate(1, 6, 7);                               \
+      accumulate(2, 6, 7);                               \
+      accumulate(3, 6, 7);                               \
+      accumulate(4, 6, 7);                               \
+      accumulate(5, 6, 7);                               \
+    }                                                    \
+    _tile_release();                                     \
+  }
+TILE_KERNEL(tile_int8_kernel, _tile_dpbusd)
+#if defined(__AMX_BF16__)
+TILE_KERNEL(tile_bf16_kernel, _tile_dpbf16ps)
+#endif
+
+/* Linux gives the tiles' registers to a process that asks for them. */
+static int may_use_tiles(void) {
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 
 typedef int64_t Line __attribute__((vector_size(64)));
@@ -180,6 +233,65 @@ static void report(const char* key, const char* instruction, double* rates, int 
          rates[count / 2], rates[0], rates[count - 1]);
 }
 
+typedef struct {
+  int threads, repetitions;
+  const int* cpus;
+} Run;
+
+static void measure_read(const Run* run, const char* bytes, size_t size) {
+  double rates[MAX_REPETITIONS];
+  size_t used = size / (size_t)run->threads / 4096 * 4096 * (size_t)run->threads;
+  for (int i = 0; i < run->repetitions; ++i)
+    rates[i] = (double)used / run_all(run->threads, run->cpus, NULL, bytes, size) / 1e9;
+  report("read_gbps", "64-byte loads", rates, run->repetitions);
+}
+
+/* `operations` of one thread's run of the kernel; kernel NULL: this machine has none. */
+static void measure_kernel(const Run* run, const char* key, const char* instruction, void (*kernel)(void),
+                           double operations) {
+  double rates[MAX_REPETITIONS];
+  if (!kernel) {
+    printf(", \"%s\": null", key);
+    return;
+  }
+  for (int i = 0; i < run->repetitions; ++i)
+    rates[i] = run->threads * operations / run_all(run->threads, run->cpus, kernel, NULL, 0) / 1e9;
+  report(key, instruction, rates, run->repetitions);
+}
+
+static void measure_vectors(const Run* run) {
+#ifdef INT8_NAME
+  measure_kernel(run, "int8_gops", INT8_NAME, int8_kernel, (double)INT8_OPS * CHAINS * ROUNDS);
+#else
+  measure_kernel(run, "int8_gops", "", NULL, 0);
+#endif
+#ifdef BF16_NAME
+  measure_kernel(run, "bf16_gflops", BF16_NAME, bf16_kernel, (double)BF16_OPS * CHAINS * ROUNDS);
+#else
+  measure_kernel(run, "bf16_gflops", "", NULL, 0);
+#endif
+#ifdef FP32_NAME
+  measure_kernel(run, "fp32_gflops", FP32_NAME, fp32_kernel, (double)FP32_OPS * CHAINS * ROUNDS);
+#else
+  measure_kernel(run, "fp32_gflops", "", NULL, 0);
+#endif
+}
+
+static void measure_tiles(const Run* run) {
+  void (*int8)(void) = NULL, (*bf16)(void) = NULL;
+  double int8_operations = 0, bf16_operations = 0;
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__)
+  if (may_use_tiles()) {
+    int8 = tile_int8_kernel, int8_operations = (double)TILE_INT8_OPS * TILE_CHAINS * TILE_ROUNDS;
+#if defined(__AMX_BF16__)
+    bf16 = tile_bf16_kernel, bf16_operations = (double)TILE_BF16_OPS * TILE_CHAINS * TILE_ROUNDS;
+#endif
+  }
+#endif
+  measure_kernel(run, "amx_int8_gops", "amx_int8", int8, int8_operations);
+  measure_kernel(run, "amx_bf16_gflops", "amx_bf16", bf16, bf16_operations);
+}
+
 int main(int argc, char** argv) {
   cpu_set_t usable;
   int cpus[MAX_THREADS], num_cpus = 0;
@@ -201,30 +313,11 @@ int main(int argc, char** argv) {
   }
   madvise(bytes, size, MADV_HUGEPAGE);
   memset(bytes, 1, size);
-  size_t used = size / (size_t)threads / 4096 * 4096 * (size_t)threads;
-  double rates[MAX_REPETITIONS];
+  Run run = {threads, repetitions, cpus};
   printf("{\"threads\": %d, \"mebibytes\": %ld, \"repetitions\": %d", threads, mebibytes, repetitions);
-  for (int i = 0; i < repetitions; ++i) rates[i] = (double)used / run_all(threads, cpus, NULL, bytes, size) / 1e9;
-  report("read_gbps", "64-byte loads", rates, repetitions);
-#define MEASURE(key, instruction, kernel, ops)                                                              \
-  for (int i = 0; i < repetitions; ++i)                                                                     \
-    rates[i] = (double)threads * ops * CHAINS * ROUNDS / run_all(threads, cpus, kernel, bytes, size) / 1e9; \
-  report(key, instruction, rates, repetitions);
-#ifdef INT8_NAME
-  MEASURE("int8_gops", INT8_NAME, int8_kernel, INT8_OPS)
-#else
-  printf(", \"int8_gops\": null");
-#endif
-#ifdef BF16_NAME
-  MEASURE("bf16_gflops", BF16_NAME, bf16_kernel, BF16_OPS)
-#else
-  printf(", \"bf16_gflops\": null");
-#endif
-#ifdef FP32_NAME
-  MEASURE("fp32_gflops", FP32_NAME, fp32_kernel, FP32_OPS)
-#else
-  printf(", \"fp32_gflops\": null");
-#endif
+  measure_read(&run, bytes, size);
+  measure_vectors(&run);
+  measure_tiles(&run);
   printf("}\n");
   return 0;
 }

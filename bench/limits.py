@@ -8,19 +8,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 _SOURCE = Path(__file__).with_name("limits.c")
-_RATES = ("read_gbps", "int8_gops", "bf16_gflops", "fp32_gflops")
+_RATES = ("read_gbps", "int8_gops", "bf16_gflops", "fp32_gflops", "amx_int8_gops", "amx_bf16_gflops")
 
 
 class LimitsError(Exception):
     """No compiler, or the program failed."""
 
 
-def measure_limits(threads: int | None = None, *, repetitions: int = 7, mebibytes: int = 1024) -> dict[str, Any]:
-    """{"1": …, "N": …}: the rates of limits.c on one core, on `threads` and on all. Raises LimitsError."""
+def measure_limits(
+    threads: int | None = None, *, counts: Sequence[int] = (), repetitions: int = 7, mebibytes: int = 1024
+) -> dict[str, Any]:
+    """{"1": …, "N": …}: the rates of limits.c on one core, on `threads`, on `counts` and on all. Raises LimitsError."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise LimitsError("limits.c needs a C compiler: install gcc, or name one in CC")
@@ -28,8 +31,8 @@ def measure_limits(threads: int | None = None, *, repetitions: int = 7, mebibyte
         program = str(Path(folder) / "limits")
         _run([compiler, "-O3", "-march=native", "-pthread", str(_SOURCE), "-o", program])
         num_cpus = len(os.sched_getaffinity(0))
-        counts = sorted({1, min(threads or num_cpus, num_cpus), num_cpus})
-        runs = {str(n): json.loads(_run([program, str(n), str(repetitions), str(mebibytes)])) for n in counts}
+        wanted = sorted({min(count, num_cpus) for count in (1, threads or num_cpus, num_cpus, *counts)})
+        runs = {str(n): json.loads(_run([program, str(n), str(repetitions), str(mebibytes)])) for n in wanted}
     return runs
 
 

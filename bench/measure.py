@@ -62,6 +62,12 @@ def refuse_noise(*, allowed: bool) -> float:
     return noise
 
 
+def cost_of(loaded: dict[str, Any]) -> dict[str, Any]:
+    """What the limits are compared with, from trivet's answer to `load`."""
+    settings = loaded["settings"]
+    return {**settings["cost"], "kv_cache_dtype": settings["kv_cache_dtype"]}
+
+
 def measure_cell(cell: Cell, engines: Sequence[EngineProcess], rounds: int, *, repeats_noisy: bool) -> dict[str, Runs]:
     """One run each to warm up, then `rounds` times every engine in turn; a noisy run is repeated once.
 

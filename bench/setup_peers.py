@@ -19,18 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import llama_cpp_build
 from peer_cache import MODELS, PEERS, PeerCache, default_cache, fetched_models, oracle_python
 
 _ROOT = Path(__file__).resolve().parent.parent
-_LLAMA_CPP_PYTHON = "0.3.36"
-_LLAMA_CPP_TARGETS = ("llama", "llama-server", "llama-bench", "llama-quantize")
-_LLAMA_CPP_OPTIONS = (
-    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TOOLS=ON",
-    "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
-    "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
-)  # fmt: skip
 _REQUIREMENTS = {  # environment -> what pip installs there; the versions that were compared
-    "llama-cpp": ["numpy", "typing-extensions", "diskcache", "jinja2", "scikit-build-core"],
+    "llama-cpp": ["numpy", "typing-extensions", "diskcache", "jinja2"],
     "onnxruntime-genai": ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "numpy"],
     "openvino": ["openvino-genai==2026.4.1.0", "numpy"],
     "convert": ["torch==2.13.0", "transformers>=5.18", "gguf>=0.17", "accelerate", "safetensors", "sentencepiece"],
@@ -150,40 +144,24 @@ class Setup:
         if shutil.which("cmake") is None:
             raise StepFailed("cmake is not installed, and llama.cpp is built with it")
         source = self._llama_cpp_source(python)
-        build = self._cache.llama_cpp / "build"
-        self._run("llama-cpp", "cmake", "-S", source / "vendor" / "llama.cpp", "-B", build, *_LLAMA_CPP_OPTIONS)
-        jobs = str(len(os.sched_getaffinity(0)))
-        self._run("llama-cpp", "cmake", "--build", build, "-j", jobs, "--target", *_LLAMA_CPP_TARGETS)
-        package: Command = [
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--force-reinstall",
-            source,
-        ]
-        self._run("llama-cpp", python, *package, env={"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"})
-        places = subprocess.run(
-            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        libraries = Path(places.stdout.strip()) / "llama_cpp" / "lib"
-        if not libraries.exists():
-            libraries.symlink_to(build / "bin", target_is_directory=True)
-        self._run("llama-cpp", python, "-c", "import llama_cpp; llama_cpp.llama_backend_init()")
+
+        def run(command: Command) -> None:
+            self._run("llama-cpp", *command)
+
+        libraries = llama_cpp_build.build(source, self._cache.llama_cpp / "build", run, tools=True)
+        llama_cpp_build.install_package(python, source, libraries)
+        run([python, "-c", "import llama_cpp; llama_cpp.llama_backend_init()"])
 
     def _llama_cpp_source(self, python: Path) -> Path:
-        source = self._cache.llama_cpp / f"llama_cpp_python-{_LLAMA_CPP_PYTHON}"
+        version = llama_cpp_build.VERSION
+        source = self._cache.llama_cpp / f"llama_cpp_python-{version}"
         if not source.exists():
             downloads = self._cache.root / "downloads"
-            package = f"llama-cpp-python=={_LLAMA_CPP_PYTHON}"
-            pip: Command = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", downloads]
-            self._run("llama-cpp", *pip, "--no-binary", "llama-cpp-python", package)
+            pip: Command = [python, "-m", "pip", "download", "-q", "--no-deps", "-d", downloads]
+            self._run("llama-cpp", *pip, "--no-binary", "llama-cpp-python", f"llama-cpp-python=={version}")
             partial = source.with_name("unpacking")
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.unpack_archive(downloads / f"llama_cpp_python-{_LLAMA_CPP_PYTHON}.tar.gz", partial)
+            shutil.unpack_archive(downloads / f"{source.name}.tar.gz", partial)
             (partial / source.name).rename(source)
         return source
 
