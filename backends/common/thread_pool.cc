@@ -38,6 +38,8 @@ constexpr auto kSpinOversubscribed = std::chrono::microseconds(2);
 void cpu_relax() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // waits for the pipeline, tens of cycles; `yield` does nothing on most cores
 #else
   std::this_thread::yield();
 #endif

@@ -3,39 +3,66 @@
 
 namespace trivet {
 
-// A tier is a set of instructions that source files named *_<tier>.cc are compiled for; see CMakeLists.txt.
+// A tier is a set of instructions that source files named *_<tier>.cc are compiled for; see CMakeLists.txt. The tiers
+// of an architecture are in ascending order.
 enum class Tier : int {
-  kScalar,      // plain C++: the oracle, and all there is on a CPU that is not x86-64
+  kScalar,  // plain C++: the oracle, and all there is on an architecture without tiers
+#if defined(__x86_64__)
   kBaseline,    // SSE2, which every x86-64 CPU has
   kAvx2,        // AVX2, FMA, F16C
   kAvx512Vnni,  // AVX-512 F, BW, VL, DQ, VNNI
+#elif defined(__aarch64__)
+  kNeon,     // Advanced SIMD, which every ARMv8-A CPU has
+  kDotprod,  // SDOT
+  kI8mm,     // SMMLA, USMMLA, USDOT
+#endif
 };
 
+#if defined(__x86_64__)
 inline constexpr Tier kTiers[] = {Tier::kScalar, Tier::kBaseline, Tier::kAvx2, Tier::kAvx512Vnni};
+#elif defined(__aarch64__)
+inline constexpr Tier kTiers[] = {Tier::kScalar, Tier::kNeon, Tier::kDotprod, Tier::kI8mm};
+#else
+inline constexpr Tier kTiers[] = {Tier::kScalar};
+#endif
 
 const char* tier_name(Tier tier);
 
-// One op's function tables, one per tier; a null entry takes the next lower one. `scalar` is never null.
+// One op's function tables in the order of kTiers; a null entry takes the next lower one. The first is never null.
 template <class Kernels>
 struct TierTable {
-  const Kernels* scalar;
-  const Kernels* baseline;
-  const Kernels* avx2;
-  const Kernels* avx512_vnni;
+  const Kernels* kernels[sizeof(kTiers) / sizeof(kTiers[0])];
 
   const Kernels& operator[](Tier tier) const {
-    if (tier >= Tier::kAvx512Vnni && avx512_vnni != nullptr) return *avx512_vnni;
-    if (tier >= Tier::kAvx2 && avx2 != nullptr) return *avx2;
-    if (tier >= Tier::kBaseline && baseline != nullptr) return *baseline;
-    return *scalar;
+    int index = static_cast<int>(tier);
+    while (kernels[index] == nullptr) index--;
+    return *kernels[index];
   }
 };
 
 }  // namespace trivet
 
-// The TierTable of the tables prefixScalar, prefixBaseline, ...; only the first exists where the CPU is not x86-64.
-#if defined(__x86_64__) || defined(_M_X64)
-#define TRIVET_TIERS(prefix) {&prefix##Scalar, &prefix##Baseline, &prefix##Avx2, &prefix##Avx512Vnni}
+// The TierTable of the tables prefixScalar, ... of an op that works on floats. SDOT and the matrix products of Arm are
+// for integers, so only the matrix product has kernels above NEON.
+#if defined(__x86_64__)
+#define TRIVET_TIERS(prefix)                                                 \
+  {                                                                          \
+    {                                                                        \
+      &prefix##Scalar, &prefix##Baseline, &prefix##Avx2, &prefix##Avx512Vnni \
+    }                                                                        \
+  }
+#elif defined(__aarch64__)
+#define TRIVET_TIERS(prefix)                           \
+  {                                                    \
+    {                                                  \
+      &prefix##Scalar, &prefix##Neon, nullptr, nullptr \
+    }                                                  \
+  }
 #else
-#define TRIVET_TIERS(prefix) {&prefix##Scalar, nullptr, nullptr, nullptr}
+#define TRIVET_TIERS(prefix) \
+  {                          \
+    {                        \
+      &prefix##Scalar        \
+    }                        \
+  }
 #endif

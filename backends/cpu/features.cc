@@ -1,10 +1,14 @@
 #include "features.h"
 
+#include <array>
 #include <cstdint>
 #include <stdexcept>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace trivet {
@@ -16,6 +20,7 @@ struct FeatureName {
   Tier tier;  // the first tier that needs it
 };
 
+#if defined(__x86_64__)
 constexpr FeatureName kFeatureNames[] = {
     {"sse2", &CpuFeatures::sse2, Tier::kBaseline},
     {"avx2", &CpuFeatures::avx2, Tier::kAvx2},
@@ -27,6 +32,15 @@ constexpr FeatureName kFeatureNames[] = {
     {"avx512dq", &CpuFeatures::avx512dq, Tier::kAvx512Vnni},
     {"avx512_vnni", &CpuFeatures::avx512_vnni, Tier::kAvx512Vnni},
 };
+#elif defined(__aarch64__)
+constexpr FeatureName kFeatureNames[] = {
+    {"asimd", &CpuFeatures::asimd, Tier::kNeon},
+    {"asimddp", &CpuFeatures::asimddp, Tier::kDotprod},
+    {"i8mm", &CpuFeatures::i8mm, Tier::kI8mm},
+};
+#else
+constexpr std::array<FeatureName, 0> kFeatureNames{};
+#endif
 
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
@@ -72,6 +86,11 @@ CpuFeatures probe_cpu() {
   f.avx512bw = zmm_saved && bit(ebx, 30);
   f.avx512vl = zmm_saved && bit(ebx, 31);
   f.avx512_vnni = zmm_saved && bit(ecx, 11);
+#elif defined(__aarch64__) && defined(__linux__)
+  const unsigned long caps = getauxval(AT_HWCAP);
+  f.asimd = (caps & HWCAP_ASIMD) != 0;
+  f.asimddp = (caps & HWCAP_ASIMDDP) != 0;
+  f.i8mm = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #endif
   return f;
 }
@@ -87,8 +106,9 @@ CpuFeatures features_from_list(const std::string& names) {
       if (name == feature.name) f.*feature.member = known = true;
     }
     if (!known) {
-      throw std::invalid_argument("unknown CPU feature '" + name + "', known: " +
-                                  joined(feature_names({true, true, true, true, true, true, true, true, true})));
+      std::vector<std::string> all;
+      for (const FeatureName& feature : kFeatureNames) all.emplace_back(feature.name);
+      throw std::invalid_argument("unknown CPU feature '" + name + "', known: " + joined(all));
     }
     begin = end + 1;
   }

@@ -8,7 +8,8 @@
 
 namespace trivet {
 
-// An x86 feature counts only if the operating system also saves its registers (XCR0).
+// An x86 feature counts only if the operating system also saves its registers (XCR0); Arm's are what Linux announces
+// (HWCAP), under its names.
 struct CpuFeatures {
   bool sse2 = false;
   bool avx2 = false;
@@ -19,6 +20,9 @@ struct CpuFeatures {
   bool avx512vl = false;
   bool avx512dq = false;
   bool avx512_vnni = false;
+  bool asimd = false;    // Advanced SIMD (NEON)
+  bool asimddp = false;  // dot products
+  bool i8mm = false;     // matrix products of 8-bit integers
 };
 
 CpuFeatures probe_cpu();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,12 @@ from . import reference
 
 AVX2 = "sse2,avx2,fma,f16c"
 AVX512 = AVX2 + ",avx512f,avx512bw,avx512vl,avx512dq"
+TIERS = {
+    "x86_64": ["scalar", "baseline", "avx2", "avx512_vnni"],
+    "aarch64": ["scalar", "neon", "dotprod", "i8mm"],
+}[platform.machine()]
+on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64")
+on_arm = pytest.mark.skipif(platform.machine() != "aarch64", reason="of aarch64")
 
 
 def describe(features: str | None) -> dict[str, Any]:
@@ -35,6 +42,7 @@ def complaint(tier: str, features: str | None) -> str:
     )
 
 
+@on_x86
 @pytest.mark.parametrize(
     ("features", "best"),
     [
@@ -52,6 +60,23 @@ def test_the_best_tier_is_the_highest_whose_features_are_all_there(features: str
     assert describe(features)["best_tier"] == best
 
 
+@on_arm
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        ("", "scalar"),
+        ("asimd", "neon"),
+        ("asimd,i8mm", "neon"),
+        ("asimddp", "scalar"),
+        ("asimd,asimddp", "dotprod"),
+        ("asimd,asimddp,i8mm", "i8mm"),
+    ],
+)
+def test_the_best_tier_of_arm_is_the_highest_whose_features_are_all_there(features: str, best: str) -> None:
+    assert describe(features)["best_tier"] == best
+
+
+@on_x86
 def test_a_forced_tier_that_the_cpu_lacks_is_refused_by_name() -> None:
     assert complaint("avx512_vnni", AVX2) == (
         "CPU tier 'avx512_vnni': this CPU (or its operating system) lacks avx512f, avx512bw, avx512vl, avx512dq, "
@@ -64,10 +89,36 @@ def test_a_forced_tier_that_the_cpu_lacks_is_refused_by_name() -> None:
     assert complaint("sse9", None) == "unknown CPU tier 'sse9', known: scalar, baseline, avx2, avx512_vnni"
 
 
+@on_arm
+def test_a_forced_tier_that_an_arm_cpu_lacks_is_refused_by_name() -> None:
+    assert complaint("i8mm", "asimd") == (
+        "CPU tier 'i8mm': this CPU (or its operating system) lacks asimddp, i8mm; the best tier here is 'neon'"
+    )
+    assert complaint("dotprod", "asimd,asimddp") == ""
+    assert complaint("avx2", None) == "unknown CPU tier 'avx2', known: scalar, neon, dotprod, i8mm"
+
+
 def test_an_unknown_feature_name_is_an_error() -> None:
-    assert "unknown CPU feature 'mmx2', known: sse2, avx2" in describe("sse2,mmx2")["error"]
+    assert f"unknown CPU feature 'mmx2', known: {', '.join(all_features())}" in describe("mmx2")["error"]
 
 
+def all_features() -> list[str]:
+    """What the highest tier lacks on a CPU without anything."""
+    missing: list[str] = describe("")["tiers"][TIERS[-1]]
+    return missing
+
+
+@on_arm
+def test_the_probe_agrees_with_the_auxiliary_vector() -> None:
+    """Not with /proc/cpuinfo, which is the host's under an emulator."""
+    import ctypes
+
+    hwcap, hwcap2 = (ctypes.CDLL(None).getauxval(ctypes.c_ulong(kind)) for kind in (16, 26))
+    bits = {"asimd": hwcap >> 1 & 1, "asimddp": hwcap >> 20 & 1, "i8mm": hwcap2 >> 13 & 1}
+    assert describe(None)["features"] == [name for name, bit in bits.items() if bit]
+
+
+@on_x86
 def test_the_probe_agrees_with_the_operating_system() -> None:
     flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
     assert set(describe(None)["features"]) == set(describe(AVX512 + ",avx512_vnni")["features"]) & set(flags)
@@ -88,15 +139,15 @@ def child_env(**extra: str) -> dict[str, str]:
 
 
 def test_the_environment_variable_is_the_default_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.TIER_VARIABLE, "baseline")
-    assert library.select_tier(None) == "baseline"
+    monkeypatch.setenv(library.TIER_VARIABLE, TIERS[1])
+    assert library.select_tier(None) == TIERS[1]
     assert library.select_tier("scalar") == "scalar"
-    assert library.describe_cpu()["selected_tier"] == "baseline"
-    monkeypatch.setenv(library.TIER_VARIABLE, "neon")
-    with pytest.raises(UnsupportedDeviceError, match="unknown CPU tier 'neon'"):
+    assert library.describe_cpu()["selected_tier"] == TIERS[1]
+    monkeypatch.setenv(library.TIER_VARIABLE, "altivec")
+    with pytest.raises(UnsupportedDeviceError, match="unknown CPU tier 'altivec'"):
         library.select_tier(None)
     facts = library.describe_cpu()
-    assert facts["selected_tier"] is None and "neon" in facts["selected_tier_error"]
+    assert facts["selected_tier"] is None and "altivec" in facts["selected_tier_error"]
 
 
 def test_the_library_needs_nothing_of_onnxruntime_and_exports_its_entry_points_only() -> None:
@@ -108,6 +159,7 @@ def test_the_library_needs_nothing_of_onnxruntime_and_exports_its_entry_points_o
     assert not [line for line in symbols if " U " in line and "ort" in line.rpartition(" U ")[2].lower()[:5]]
 
 
+@on_x86
 def test_code_outside_the_tiers_uses_no_wide_registers(tmp_path: Path) -> None:
     """What runs before a tier is chosen, and the baseline tier, must be plain x86-64."""
     disassembly = subprocess.run(
@@ -128,4 +180,4 @@ def test_every_op_and_format_has_cases() -> None:
     for op in OPS:
         assert f'"{op}"' in sources, f"no test in {folder} runs the op {op}"
     assert set(FORMATS) == set(reference.FLOAT_FORMATS) | set(reference.HALF_OFFSETS)
-    assert list(describe(None)["tiers"]) == ["scalar", "baseline", "avx2", "avx512_vnni"]
+    assert list(describe(None)["tiers"]) == TIERS

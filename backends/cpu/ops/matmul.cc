@@ -234,10 +234,10 @@ void run_block(Product& p) {
 }  // namespace
 
 const MatMulKernels& matmul_kernels(Tier tier) {
-#if defined(__x86_64__)
-  static constexpr TierTable<MatMulKernels> kTable{&kMatMulScalar, &kMatMulBaseline, &kMatMulAvx2, &kMatMulAvx512Vnni};
+#if defined(__aarch64__)
+  static constexpr TierTable<MatMulKernels> kTable{{&kMatMulScalar, &kMatMulNeon, &kMatMulDotprod, &kMatMulI8mm}};
 #else
-  static constexpr TierTable<MatMulKernels> kTable{&kMatMulScalar, nullptr, nullptr, nullptr};
+  static constexpr TierTable<MatMulKernels> kTable = TRIVET_TIERS(kMatMul);
 #endif
   return kTable[tier];
 }

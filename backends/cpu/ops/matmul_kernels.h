@@ -78,6 +78,9 @@ extern const MatMulKernels kMatMulScalar;
 extern const MatMulKernels kMatMulBaseline;
 extern const MatMulKernels kMatMulAvx2;
 extern const MatMulKernels kMatMulAvx512Vnni;
+extern const MatMulKernels kMatMulNeon;
+extern const MatMulKernels kMatMulDotprod;
+extern const MatMulKernels kMatMulI8mm;
 
 const MatMulKernels& matmul_kernels(Tier tier);
 

@@ -73,6 +73,7 @@ struct AttentionKernels {
   void (*finish)(const PagedAttentionParams& params, const AttentionItem& item, const AttentionState& total);
 };
 
-extern const AttentionKernels kAttentionScalar, kAttentionBaseline, kAttentionAvx2, kAttentionAvx512Vnni;
+extern const AttentionKernels kAttentionScalar, kAttentionBaseline, kAttentionAvx2, kAttentionAvx512Vnni,
+    kAttentionNeon;
 
 }  // namespace trivet

@@ -12,6 +12,6 @@ struct RmsNormKernels {
   void (*add)(const float* a, const float* b, int64_t n, float* out);
 };
 
-extern const RmsNormKernels kRmsNormScalar, kRmsNormBaseline, kRmsNormAvx2, kRmsNormAvx512Vnni;
+extern const RmsNormKernels kRmsNormScalar, kRmsNormBaseline, kRmsNormAvx2, kRmsNormAvx512Vnni, kRmsNormNeon;
 
 }  // namespace trivet

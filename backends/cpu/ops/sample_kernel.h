@@ -21,6 +21,6 @@ struct SampleKernels {
   double (*sum_exp)(const float* values, int64_t n, float offset);
 };
 
-extern const SampleKernels kSampleScalar, kSampleBaseline, kSampleAvx2, kSampleAvx512Vnni;
+extern const SampleKernels kSampleScalar, kSampleBaseline, kSampleAvx2, kSampleAvx512Vnni, kSampleNeon;
 
 }  // namespace trivet
