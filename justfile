@@ -16,13 +16,13 @@ lint:
     ruff format --check .
     mypy
     lint-imports
-    find backends -name '*.cc' -o -name '*.h' -o -name '*.inl' | xargs clang-format --dry-run --Werror
+    find backends tests/kernels -name '*.cc' -o -name '*.h' -o -name '*.inl' | xargs clang-format --dry-run --Werror
     python sbom/check.py
 
 format:
     ruff check --fix .
     ruff format .
-    find backends -name '*.cc' -o -name '*.h' -o -name '*.inl' | xargs clang-format -i
+    find backends tests/kernels -name '*.cc' -o -name '*.h' -o -name '*.inl' | xargs clang-format -i
 
 # Kernel tests with AddressSanitizer and UndefinedBehaviorSanitizer
 sanitize:
