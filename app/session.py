@@ -155,6 +155,7 @@ def load_engine(
 
     context = UsageContext.OPENAI_API_SERVER if serving else UsageContext.CLI
     config = EngineConfig.from_kwargs(model=model, usage_context=context, **engine_options)
+    config.device_config.choose()  # a GPU that is required and missing is said before anything is fetched
     checkpoint = resolve(model, progress=download_progress)
     import_native_modules("onnxruntime", "tokenizers")
 

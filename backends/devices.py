@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from .errors import UnsupportedDeviceError
 
 if TYPE_CHECKING:
     from .session import DeviceSession, SessionSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """Where a model runs on this machine."""
+
+    name: str  # "cpu" or "cuda:N"
+    fallback: str = ""  # why it is the CPU although a GPU was asked for; "" = it is what was asked for
+
+
+def choose_device(device: str, *, require_gpu: bool = False) -> DeviceChoice:
+    """What "auto", "cpu", "cuda" or "cuda:N" means here and now.
+
+    "auto" is the CPU, or with require_gpu the same as "cuda": the first CUDA device that can be used. Where there is
+    none, it is the CPU, and the choice says why, unless require_gpu. "cuda:N" means that device and no other.
+    Raises UnsupportedDeviceError when a device that is required cannot be used.
+    """
+    if device == "cpu" or (device == "auto" and not require_gpu):
+        return DeviceChoice("cpu")
+    from .cuda.device import first_device, parse_device, why_not
+
+    if device not in ("auto", "cuda"):
+        ordinal = parse_device(device)
+        if problem := why_not(ordinal):
+            raise UnsupportedDeviceError(f"device {device!r} cannot be used: {problem}")
+        return DeviceChoice(f"cuda:{ordinal}")
+    first, problem = first_device()
+    if first is not None:
+        return DeviceChoice(f"cuda:{first}")
+    if require_gpu:
+        raise UnsupportedDeviceError(f"a GPU is required (require_gpu) and none can be used: {problem}")
+    return DeviceChoice("cpu", f"no GPU can be used: {problem}")
 
 
 def open_device_session(model: bytes, settings: SessionSettings) -> DeviceSession:

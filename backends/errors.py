@@ -25,3 +25,8 @@ class InvalidInputError(BackendError, ValueError):
 
 class KernelError(BackendError):
     """A kernel failed while the graph ran."""
+
+
+class DeviceMemoryError(BackendError):
+    """The device has too little memory left for what was asked of it. Out of run(): the step was not completed, what it
+    was to write into the KV cache is not to be relied upon, and the session is ready for another, smaller step."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import os
 
     from ..backends.contract.manifest import Manifest
+    from ..backends.devices import DeviceChoice
     from .config import ModelConfig
     from .engine.core import EngineCore
     from .engine.input_processor import Prompt
@@ -159,6 +160,11 @@ class AsyncLLM:
         """Raises EngineDeadError when the engine has stopped."""
         if (error := self.dead_error) is not None:
             raise error
+
+    @property
+    def device(self) -> DeviceChoice:
+        """Where the model runs, and why it is not where it was to run."""
+        return self.config.resolved_device
 
     def get_stats(self) -> dict[str, int | float]:
         """Gauges and counters after the last step; does not wait for the engine."""

@@ -23,6 +23,7 @@ from .kv_cache.sizing import KVCachePlan, KVSizingRequest, plan_kv_cache
 
 if TYPE_CHECKING:
     from ..backends.contract.manifest import Manifest
+    from ..backends.devices import DeviceChoice
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,12 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    device: str = option("auto", "Where the model runs: cpu, cuda or cuda:N; auto = cpu.")
+    device: str = option(
+        "auto",
+        "Where the model runs: cpu; cuda = the first GPU that can be used, with a warning the CPU where there is none; "
+        "cuda:N = that GPU and nothing else; auto = cpu, with --require-gpu the first GPU.",
+    )
+    require_gpu: bool = option(False, "Fail where no GPU can be used instead of running on the CPU.")
     num_threads: int | None = option(
         None, "Threads of the CPU back end.", aliases=("threads",), default_text="physical cores"
     )
@@ -215,11 +221,13 @@ class DeviceConfig:
         require(self.num_threads is None or self.num_threads >= 1, "num_threads", self.num_threads, "1 or more")
         known = re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None
         require(known, "device", self.device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
+        require(not self.require_gpu or self.device != "cpu", "device", self.device, "a GPU, as require_gpu is set")
 
-    @property
-    def resolved_device(self) -> str:
-        """The device by the name that backends know."""
-        return "cpu" if self.device == "auto" else self.device
+    def choose(self) -> DeviceChoice:
+        """The device on this machine. Raises UnsupportedDeviceError for one that is required and cannot be used."""
+        from ..backends.devices import choose_device
+
+        return choose_device(self.device, require_gpu=self.require_gpu)
 
 
 SECTIONS: Final[dict[str, type[Any]]] = {
@@ -234,7 +242,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is built from. `explicit`: flat names the user gave; `kv_cache_plan`: set by resolve()."""
+    """Everything an engine is built from. `explicit`: flat names the user gave; resolve() sets what follows it."""
 
     model_config: ModelConfig
     load_config: LoadConfig = LoadConfig()
@@ -244,6 +252,7 @@ class EngineConfig:
     device_config: DeviceConfig = DeviceConfig()
     explicit: frozenset[str] = frozenset()
     kv_cache_plan: KVCachePlan | None = None
+    device_choice: DeviceChoice | None = None
 
     @classmethod
     def from_kwargs(
@@ -281,17 +290,25 @@ class EngineConfig:
             raise RuntimeError("EngineConfig.resolve(manifest) has not been called")
         return self.kv_cache_plan
 
+    @property
+    def resolved_device(self) -> DeviceChoice:
+        """Raises RuntimeError before resolve()."""
+        if self.device_choice is None:
+            raise RuntimeError("EngineConfig.resolve(manifest) has not been called")
+        return self.device_choice
+
     def resolve(
         self, manifest: Manifest, *, free_bytes: int | None = None, environ: Mapping[str, str] = os.environ
     ) -> Self:
-        """A copy with max_model_len, cache_dtype, the batch limits and the KV cache plan settled.
+        """A copy with the device, max_model_len, cache_dtype, the batch limits and the KV cache plan settled.
 
         free_bytes: memory to plan with, None = asked of the device, or of the system for the CPU. Raises ConfigError,
         KVCacheError, and BackendError for a device that cannot be used.
         """
         from ..backends.devices import free_device_bytes
 
-        device_bytes = free_device_bytes(self.device_config.resolved_device) if free_bytes is None else None
+        choice = self.device_config.choose()
+        device_bytes = free_device_bytes(choice.name) if free_bytes is None else None
         plan = plan_kv_cache(
             self._sizing_request(manifest),
             free_bytes=free_bytes if device_bytes is None else device_bytes,
@@ -313,6 +330,7 @@ class EngineConfig:
             cache_config=replace(self.cache_config, cache_dtype=plan.cache_dtype),  # type: ignore[arg-type]
             scheduler_config=scheduler,
             kv_cache_plan=plan,
+            device_choice=choice,
         )
 
     def _sizing_request(self, manifest: Manifest) -> KVSizingRequest:

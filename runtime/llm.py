@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import os
 
     from ..backends.contract.manifest import Manifest
+    from ..backends.devices import DeviceChoice
     from .config import ModelConfig
     from .engine.input_processor import Prompt
     from .outputs import RequestOutput
@@ -202,6 +203,11 @@ class LLM:
     @property
     def model_config(self) -> ModelConfig:
         return self.config.model_config
+
+    @property
+    def device(self) -> DeviceChoice:
+        """Where the model runs, and why it is not where it was to run."""
+        return self.config.resolved_device
 
     def get_stats(self) -> dict[str, int | float]:
         """Gauges and counters after the last step."""

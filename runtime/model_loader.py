@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from ..backends.contract.manifest import Manifest
     from ..backends.session import ModelSession
     from .config import EngineConfig, LoadConfig
+
+logger = logging.getLogger(__name__)
 
 ProgressCallback = Callable[[str, float], None]
 
@@ -47,20 +50,25 @@ def resolve_package(
 def load_model(config: EngineConfig, *, progress: ProgressCallback | None = None) -> LoadedModel:
     """Open the model of `config` and allocate its KV cache. The caller closes the session."""
     package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
-    from ..backends.errors import BackendError
+    from ..backends.errors import BackendError, DeviceMemoryError
     from ..backends.session import ModelSession
 
     try:
         config = config.resolve(manifest)
+        if config.resolved_device.fallback:
+            logger.warning("RUNNING ON THE CPU, a GPU was asked for: %s", config.resolved_device.fallback)
         device = config.device_config
         session = ModelSession(
             package_dir,
             manifest,
-            device=device.resolved_device,
+            device=config.resolved_device.name,
             num_threads=device.num_threads,
             activation_dtype=device.activation_dtype,
             cpu_tier=device.cpu_tier,
         )
+    except DeviceMemoryError as exc:
+        weights = sum(source.size_bytes for source in manifest.sources)
+        raise ModelLoadError(f"{exc}. The checkpoint has {weights} bytes") from exc
     except BackendError as exc:
         raise ModelLoadError(str(exc)) from exc
     plan = config.resolved_plan

@@ -37,6 +37,7 @@ def run(args: Namespace) -> int:
         "cpu": _probe(_cpu, "the CPU back end cannot be loaded", problems),
         "ops": _probe(_ops, "onnxruntime cannot load the op library", problems),
         "cuda": _probe(_cuda, "CUDA devices are unknown", problems),
+        "device": _probe(lambda: _device(args, problems), "the device cannot be used", problems),
         "threads": _probe(lambda: _threads(args), "threads are unknown", problems),
         "memory": _memory(),
         "folders": {name: _folder(path, problems) for name, path in _folders().items()},
@@ -93,7 +94,18 @@ def _variable(name: str) -> str:
 def _cuda() -> Any:
     from ...backends.cuda.device import describe_cuda
 
-    return describe_cuda()
+    facts = describe_cuda()
+    return facts | {"devices": {f"cuda:{device['ordinal']}": device for device in facts["devices"]}}
+
+
+def _device(args: Namespace, problems: list[str]) -> dict[str, str]:
+    """Where a model would run with these flags; falling back to the CPU is a problem."""
+    from ...runtime.config import EngineConfig
+
+    chosen = EngineConfig.from_kwargs(model=args.model or "", **options.engine_options(args)).device_config.choose()
+    if chosen.fallback:
+        problems.append(f"models would run on the CPU: {chosen.fallback}")
+    return {"chosen": chosen.name} | ({"fallback": chosen.fallback} if chosen.fallback else {})
 
 
 def _threads(args: Namespace) -> dict[str, int]:

@@ -114,6 +114,7 @@ def run(args: Namespace) -> int:
         from ..server import launcher
     except ImportError as error:
         raise CliError(f"the server needs fastapi and uvicorn, which cannot be imported: {error}") from error
+    launcher.configure_logging(config)
     listener = launcher.bind(config)
     try:
         engine = open_engine(args, serving=True)

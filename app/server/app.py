@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
 
 from ... import __version__
 from ...runtime.errors import EngineDeadError, TrivetError
@@ -111,13 +112,19 @@ def _add_health_routes(app: FastAPI, service: Service, load: LoadCounter) -> Non
     @app.get("/health")
     @app.get("/ping")
     @app.post("/ping")
-    async def health() -> Response:
-        """200 and an empty body; 503 once the engine is dead."""
+    async def health(detail: bool = False) -> Response:
+        """200 and an empty body; 503 once the engine is dead. ?detail=1: a JSON body, device and load included."""
+        engine, status = service.engine, 200
         try:
-            service.engine.check_health()
+            engine.check_health()
         except EngineDeadError:
-            return Response(status_code=503)
-        return Response(status_code=200)
+            status = 503
+        if not detail:
+            return Response(status_code=status)
+        facts = {"status": "ok" if status == 200 else "dead", "device": engine.device.name}
+        if engine.device.fallback:
+            facts["device_fallback"] = engine.device.fallback
+        return JSONResponse({**facts, "stats": engine.get_stats()}, status_code=status)
 
     @app.get("/load")
     async def server_load() -> dict[str, int]:

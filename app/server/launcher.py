@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging.config
 import os
 import signal
 import socket
@@ -207,6 +208,11 @@ class Server(uvicorn.Server):
             self._on_ready()
 
 
+def configure_logging(config: ServerConfig) -> None:
+    """From the first line on: what is said while the model loads matters, too."""
+    logging.config.dictConfig(_log_config(config.uvicorn_log_level))
+
+
 def _log_config(level: str) -> dict[str, Any]:
     """Everything on stderr: stdout is for data."""
     return {
@@ -216,6 +222,6 @@ def _log_config(level: str) -> dict[str, Any]:
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}},
         "loggers": {
             name: {"handlers": ["stderr"], "level": level.upper(), "propagate": False}
-            for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "trivet.server")
+            for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "trivet")
         },
     }

@@ -96,16 +96,24 @@ TRIVET_EXPORT const char* trivet_cuda_release(int64_t handle, void* memory) {
 }
 
 TRIVET_EXPORT const char* trivet_cuda_allocate_pinned(int64_t handle, uint64_t bytes, void** memory) {
-  return with_context(handle, [&](Context&) -> std::string {
-    check(cudaMallocHost(memory, bytes), "cudaMallocHost");
+  return with_context(handle, [&](Context& context) -> std::string {
+    *memory = context.allocate_pinned(bytes);
     return "";
   });
 }
 
 TRIVET_EXPORT const char* trivet_cuda_release_pinned(int64_t handle, void* memory) {
-  return with_context(handle, [&](Context&) -> std::string {
-    check(cudaFreeHost(memory), "cudaFreeHost");
+  return with_context(handle, [&](Context& context) -> std::string {
+    context.release_pinned(memory);
     return "";
+  });
+}
+
+// The last allocation that failed for want of device memory since the last call, also inside a run; "" = none.
+TRIVET_EXPORT const char* trivet_cuda_take_refusal(int64_t handle) {
+  return reported([&]() -> std::string {
+    const std::shared_ptr<Context> context = context_of(handle);
+    return context == nullptr ? "" : context->arena.take_refusal();
   });
 }
 

@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace trivet::cuda {
 
@@ -35,10 +36,28 @@ void* Arena::allocate(size_t bytes) {
   const RelaxedCapture relaxed;
   check(cudaSetDevice(ordinal_), "cudaSetDevice");
   void* memory = nullptr;
-  const std::string what = "cannot allocate " + std::to_string(size) + " bytes on device " + std::to_string(ordinal_);
-  check(cudaMalloc(&memory, size), what.c_str());
+  const cudaError_t status = cudaMalloc(&memory, size);
+  if (status != cudaSuccess) refuse(size, status);
   sizes_[memory] = size;
   return memory;
+}
+
+void Arena::refuse(size_t bytes, cudaError_t status) {
+  cudaGetLastError();
+  std::string what = "cannot allocate " + std::to_string(bytes) + " bytes on device " + std::to_string(ordinal_);
+  if (status == cudaErrorMemoryAllocation) {
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total) == cudaSuccess) {
+      what += ", " + std::to_string(available) + " of its " + std::to_string(total) + " bytes are free";
+    }
+    refusal_ = "CUDA: " + what + ": " + cudaGetErrorString(status);
+  }
+  throw CudaError(what, status);
+}
+
+std::string Arena::take_refusal() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(refusal_, "");
 }
 
 void Arena::release(void* memory) {
@@ -58,7 +77,7 @@ Context::Context(int ordinal) : ordinal(ordinal), arena(ordinal) {
   launch.dependent_launch = properties.major >= 9;
   check(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), "cudaStreamCreate");
   error_ = static_cast<DeviceError*>(arena.allocate(sizeof(DeviceError)));
-  check(cudaMallocHost(reinterpret_cast<void**>(&error_on_host_), sizeof(DeviceError)), "cudaMallocHost");
+  error_on_host_ = static_cast<DeviceError*>(allocate_pinned(sizeof(DeviceError)));
   check(cudaMemsetAsync(error_, 0, sizeof(DeviceError), launch.stream), "cudaMemset");
 }
 
@@ -68,7 +87,21 @@ Context::~Context() {
     cudaStreamSynchronize(launch.stream);
     cudaStreamDestroy(launch.stream);
   }
-  if (error_on_host_ != nullptr) cudaFreeHost(error_on_host_);
+  for (void* memory : pinned_) cudaFreeHost(memory);
+}
+
+void* Context::allocate_pinned(size_t bytes) {
+  void* memory = nullptr;
+  check(cudaMallocHost(&memory, bytes), ("cannot pin " + std::to_string(bytes) + " bytes of host memory").c_str());
+  const std::lock_guard lock(pinned_mutex_);
+  pinned_.insert(memory);
+  return memory;
+}
+
+void Context::release_pinned(void* memory) {
+  const std::lock_guard lock(pinned_mutex_);
+  if (pinned_.erase(memory) == 0) throw std::runtime_error("CUDA: release of host memory that is not pinned here");
+  check(cudaFreeHost(memory), "cudaFreeHost");
 }
 
 void Context::make_current() const { check(cudaSetDevice(ordinal), "cudaSetDevice"); }

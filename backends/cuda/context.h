@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -44,12 +45,17 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   void* allocate(size_t bytes);  // null for 0 bytes; throws CudaError
   void release(void* memory);
+  // What was last refused for want of memory since the last call, with figures; "" = nothing.
+  std::string take_refusal();
 
  private:
+  [[noreturn]] void refuse(size_t bytes, cudaError_t status);
+
   int ordinal_;
   std::mutex mutex_;
   std::map<void*, size_t> sizes_;
   std::multimap<size_t, void*> free_;
+  std::string refusal_;
 };
 
 class Context {
@@ -82,6 +88,9 @@ class Context {
   // Waits for all work. Returns the first error that a kernel reported since the last call, else "".
   std::string finish();
   void make_current() const;
+  // Host memory that the device copies from and to directly; it lives until the context goes or release_pinned.
+  void* allocate_pinned(size_t bytes);
+  void release_pinned(void* memory);
 
   const int ordinal;
   Launch launch{};
@@ -101,6 +110,8 @@ class Context {
   DeviceError* error_ = nullptr;
   DeviceError* error_on_host_ = nullptr;
   std::vector<std::string> nodes_;
+  std::mutex pinned_mutex_;
+  std::set<void*> pinned_;
 };
 
 // The message of a kernel's report.

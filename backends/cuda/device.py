@@ -8,13 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BackendError, KernelError, LibraryNotFoundError, UnsupportedDeviceError
+from ..errors import BackendError, DeviceMemoryError, KernelError, LibraryNotFoundError, UnsupportedDeviceError
 
 if TYPE_CHECKING:
     import onnxruntime
     from numpy.typing import NDArray
 
 PROVIDER = "TrivetCudaExecutionProvider"
+MAX_CAPTURED_ROWS = 512  # of a decode step; larger ones are not bound by launches
 VENDOR_ID = 0x10DE
 _LIBRARY = Path(__file__).parent / "libtrivet_cuda.so"
 _REGISTRATION = "trivet_cuda"
@@ -30,6 +31,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "release": (_i64, _pointer),
     "allocate_pinned": (_i64, _u64, ctypes.POINTER(_pointer)),
     "release_pinned": (_i64, _pointer),
+    "take_refusal": (_i64,),
     "copy": (_i64, _pointer, _pointer, _u64),
     "fill": (_i64, _pointer, ctypes.c_int, _u64),
     "finish": (_i64,),
@@ -64,7 +66,8 @@ def _call(name: str, *arguments: Any, error: type[BackendError] = BackendError) 
 
 def probe_devices() -> dict[str, Any]:
     """What the driver offers: architectures, driver_version, runtime_version, error, and devices, each with ordinal,
-    name, sm, total_memory (bytes), multiprocessors and refused ("" = usable)."""
+    name, sm, kernels (the architecture whose code it runs), total_memory (bytes), multiprocessors and refused ("" =
+    usable)."""
     described: dict[str, Any] = json.loads(_library().trivet_cuda_describe())
     return described
 
@@ -72,9 +75,32 @@ def probe_devices() -> dict[str, Any]:
 def describe_cuda() -> dict[str, Any]:
     """Facts for `trivet doctor`; a library that is not built is a fact, too."""
     try:
-        return {"library": str(library_path())} | probe_devices()
+        capture = f"decode steps of up to {MAX_CAPTURED_ROWS} requests"
+        return {"library": str(library_path()), "capture": capture} | probe_devices()
     except LibraryNotFoundError as error:
         return {"library": None, "devices": [], "error": str(error)}
+
+
+def why_not(ordinal: int) -> str:
+    """Why this device cannot be used; "" = it can."""
+    facts = describe_cuda()
+    if facts["error"]:
+        return str(facts["error"])
+    for device in facts["devices"]:
+        if device["ordinal"] == ordinal:
+            return str(device["refused"])
+    return f"device cuda:{ordinal} does not exist: CUDA offers {len(facts['devices'])} device(s)"
+
+
+def first_device() -> tuple[int | None, str]:
+    """The ordinal of the first device that can be used, or None and why there is none."""
+    facts = describe_cuda()
+    problems = [str(facts["error"])] if facts["error"] else []
+    for device in facts["devices"]:
+        if not device["refused"]:
+            return int(device["ordinal"]), ""
+        problems.append(str(device["refused"]))
+    return None, "; ".join(problems) or "CUDA offers no device"
 
 
 def free_memory_bytes(ordinal: int) -> int:
@@ -103,7 +129,6 @@ class CudaDevice:
         _call("open", ordinal, ctypes.byref(handle), error=UnsupportedDeviceError)
         self.ordinal = ordinal
         self._handle: int = handle.value
-        self._pinned: list[int] = []
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
@@ -112,24 +137,37 @@ class CudaDevice:
         return free.value, total.value
 
     def allocate(self, num_bytes: int) -> int:
-        """Address of uninitialised device memory; it goes with the device. BackendError when there is not enough."""
+        """Address of uninitialised device memory; it goes with the device. DeviceMemoryError: there is not enough."""
         memory = _pointer()
-        _call("allocate", self._handle, num_bytes, ctypes.byref(memory))
+        try:
+            _call("allocate", self._handle, num_bytes, ctypes.byref(memory))
+        except BackendError as error:
+            if refusal := self.take_refusal():
+                raise DeviceMemoryError(refusal) from error
+            raise
         return memory.value or 0
+
+    def take_refusal(self) -> str:
+        """The last allocation that failed for want of memory since this was last asked, with figures; "" = none."""
+        message: bytes = _library().trivet_cuda_take_refusal(self._handle)
+        return message.decode()
 
     def release(self, address: int) -> None:
         """Gives memory back for later allocations of this device."""
         _call("release", self._handle, address)
 
     def pinned(self, num_bytes: int) -> NDArray[Any]:
-        """uint8 array in host memory that the device copies from and to directly."""
+        """uint8 array in host memory that the device copies from and to directly; it goes with the device."""
         import numpy as np
 
         memory = _pointer()
         _call("allocate_pinned", self._handle, max(num_bytes, 1), ctypes.byref(memory))
         assert memory.value is not None
-        self._pinned.append(memory.value)
         return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(memory.value))
+
+    def release_pinned(self, array: NDArray[Any]) -> None:
+        """Give pinned memory back; the array, and what was made of it, must not be used any more."""
+        _call("release_pinned", self._handle, array.ctypes.data)
 
     def copy(self, to: int, source: int, num_bytes: int) -> None:
         """Between any two addresses, host or device."""
@@ -145,14 +183,10 @@ class CudaDevice:
         _call("finish", self._handle, error=KernelError)
 
     def close(self) -> None:
-        """Free everything once the sessions on it are gone as well."""
-        if self._handle == 0:
-            return
-        for address in self._pinned:
-            _call("release_pinned", self._handle, address)
-        self._pinned.clear()
-        _call("close", self._handle)
-        self._handle = 0
+        """Free everything once the sessions on it are gone as well; also after a CUDA error, when little works."""
+        handle, self._handle = self._handle, 0
+        if handle != 0:
+            _call("close", handle)
 
     def add_to(self, options: onnxruntime.SessionOptions, *, capture: bool) -> None:
         """Make sessions with these options run here; capture: runs with a `gpu_graph_id` from 0 become graphs."""

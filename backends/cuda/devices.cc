@@ -18,6 +18,21 @@ bool covers(const std::string& architecture, int major, int minor) {
   return architecture.back() == 'a' ? number % 10 == minor : number % 10 <= minor;
 }
 
+// The built architecture whose code the device runs: its own one, else the last lower one of its family; "" = none.
+std::string kernels_for(int major, int minor) {
+  std::istringstream architectures(TRIVET_CUDA_ARCHITECTURES);
+  std::string best;
+  int best_minor = -1;
+  for (std::string one; architectures >> one;) {
+    const int own_minor = std::atoi(one.c_str()) % 10;
+    if (covers(one, major, minor) && own_minor > best_minor) {
+      best = one;
+      best_minor = own_minor;
+    }
+  }
+  return best;
+}
+
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -57,10 +72,7 @@ std::string check_device(int ordinal) {
   if (cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) {
     return "device cuda:" + std::to_string(ordinal) + " does not answer: " + cudaGetErrorString(cudaGetLastError());
   }
-  std::istringstream architectures(TRIVET_CUDA_ARCHITECTURES);
-  for (std::string one; architectures >> one;) {
-    if (covers(one, properties.major, properties.minor)) return "";
-  }
+  if (!kernels_for(properties.major, properties.minor).empty()) return "";
   return "device cuda:" + std::to_string(ordinal) + " (" + properties.name + ") is SM " +
          std::to_string(properties.major) + "." + std::to_string(properties.minor) +
          ", this trivet has kernels for SM " TRIVET_CUDA_ARCHITECTURES;
@@ -85,7 +97,8 @@ std::string describe_devices() {
       continue;
     }
     json += std::string(i > 0 ? ", " : "") + "{\"ordinal\": " + std::to_string(i) + ", \"name\": \"" + properties.name +
-            "\", \"sm\": " + std::to_string(properties.major * 10 + properties.minor) +
+            "\", \"sm\": " + std::to_string(properties.major * 10 + properties.minor) + ", \"kernels\": \"" +
+            kernels_for(properties.major, properties.minor) + "\"" +
             ", \"total_memory\": " + std::to_string(properties.totalGlobalMem) +
             ", \"multiprocessors\": " + std::to_string(properties.multiProcessorCount) + ", \"refused\": \"" +
             check_device(i) + "\"}";

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..contract.opset import GRAPH_INPUTS, SAMPLING_FLOATS, SAMPLING_INTS, SESSION_ACTIVATION_DTYPE
-from ..errors import InvalidInputError, SessionCreateError, UnsupportedDeviceError
+from ..errors import DeviceMemoryError, InvalidInputError, SessionCreateError, UnsupportedDeviceError
 from ..ort import KV_INPUTS, KV_OUTPUT, host_device, session_options, translated
-from .device import CudaDevice, parse_device, probe_devices
+from .device import MAX_CAPTURED_ROWS, CudaDevice, parse_device, probe_devices
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -26,7 +27,6 @@ _HOST_INPUTS: Final = ("kv_layout", "max_num_logprobs")  # kernels read these on
 _ALIGNMENT: Final = 256  # bytes, of an input in the staging memory
 _MIN_TABLE_WIDTH: Final = 16  # blocks
 _LISTS: Final = ("token_history", "allowed_token_ids", "banned_token_ids", "bias_token_ids", "bitmask")
-_MAX_CAPTURED_SIZE: Final = 512  # rows; larger steps are not bound by launches
 _EAGER: Final = "-1"  # gpu_graph_id of a run that is not captured
 
 # A row that pads a decode step: a token at position 0 that reads the null block, writes nothing, is sampled greedily.
@@ -55,8 +55,12 @@ class _Staging:
         self.offsets = offsets
         self.shapes = dict(shapes)
         self._device = device
-        self._host = device.pinned(end)
         self.address = device.allocate(max(end, 1))
+        try:
+            self._host = device.pinned(end)
+        except BaseException:
+            device.release(self.address)
+            raise
         self.arrays: dict[str, NDArray[Any]] = {}
         for name, shape in shapes.items():
             dtype = np.dtype(GRAPH_INPUTS[name][0])
@@ -66,6 +70,11 @@ class _Staging:
 
     def upload(self) -> None:
         self._device.copy(self.address, self._host.ctypes.data, self.num_bytes)
+
+    def free(self) -> None:
+        self._device.release(self.address)
+        self.arrays.clear()
+        self._device.release_pinned(self._host)
 
 
 class _DecodeStep:
@@ -85,9 +94,13 @@ class _DecodeStep:
 
         self.size, self._device, self.binding = size, device, binding
         shapes = {n: _shape(n, size, width) for n in names if n not in KV_INPUTS and n not in _HOST_INPUTS}
-        self._staging = _Staging(device, shapes)
-        self._tokens_address = device.allocate(size * 4)
-        self._tokens = device.pinned(size * 4).view(np.int32)
+        with ExitStack() as undo:  # a step that does not come about takes no memory
+            self._staging = _Staging(device, shapes)
+            undo.callback(self._staging.free)
+            self._tokens_address = device.allocate(size * 4)
+            undo.callback(device.release, self._tokens_address)
+            self._tokens = device.pinned(size * 4).view(np.int32)
+            undo.pop_all()
         self._no_logprobs = ort.OrtValue.ortvalue_from_numpy(np.array(0, np.int32))
         self._padding = _padding_arrays(shapes, size)
         self.runs = 0
@@ -143,8 +156,11 @@ class CudaSession:
         try:
             with translated(SessionCreateError, f"cannot load the model on {self.tier}"):
                 self._session = _create(self._device, model, settings)
-        except BaseException:
+        except BaseException as error:
+            refusal = self._device.take_refusal()
             self._device.close()
+            if refusal:
+                raise DeviceMemoryError(f"cannot load the model on {self.tier}: {refusal}") from error
             raise
         self.input_names = [value.name for value in self._session.get_inputs()]
         self.output_names = [value.name for value in self._session.get_outputs()]
@@ -165,6 +181,16 @@ class CudaSession:
         }
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        try:
+            return self._run(inputs, outputs)
+        except Exception as error:
+            refusal = self._device.take_refusal()
+            if not refusal:
+                raise
+            self._device.finish()  # what the step has begun; raises if the device itself is lost
+            raise DeviceMemoryError(f"step failed: {refusal}") from error
+
+    def _run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         assert self._kv is not None
         if tuple(outputs) == (_TOKENS,) and self._is_decode(inputs):
             return {_TOKENS: self._decode_step(inputs).run(self._session, inputs)}
@@ -181,7 +207,7 @@ class CudaSession:
 
     def _is_decode(self, inputs: Mapping[str, NDArray[Any]]) -> bool:
         rows = len(inputs["input_ids"])
-        if rows == 0 or rows > _MAX_CAPTURED_SIZE or inputs["max_num_logprobs"] != 0:
+        if rows == 0 or rows > MAX_CAPTURED_ROWS or inputs["max_num_logprobs"] != 0:
             return False
         if len(inputs["seq_lens"]) != rows or len(inputs["logits_indices"]) != rows:
             return False
@@ -219,12 +245,13 @@ def _create(device: CudaDevice, model: bytes, settings: SessionSettings) -> onnx
     facts = probe_devices()
     chosen = next(d for d in facts["devices"] if d["ordinal"] == device.ordinal)
     logger.info(
-        "Device cuda:%d is %s (SM %d), kernels for SM %s, %s activations, decode steps are captured",
+        "Device cuda:%d is %s (SM %d), kernels of SM %s, %s activations, steps of up to %d decoding requests captured",
         device.ordinal,
         chosen["name"],
         chosen["sm"],
-        facts["architectures"],
+        chosen["kernels"],
         settings.activation_dtype,
+        MAX_CAPTURED_ROWS,
     )
     options = session_options(settings.source_dir)
     options.add_session_config_entry(SESSION_ACTIVATION_DTYPE, settings.activation_dtype)

@@ -174,6 +174,11 @@ class BlockPool:
             block.block_hash = block_hash
             self.cached_block_hash_to_block.setdefault(block_hash, {})[block.block_id] = block
 
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Blocks that can serve no hit any more, whoever holds them."""
+        for block_id in block_ids:
+            self._evict(self.blocks[block_id])
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing happens, while a request holds a block."""
         if self.get_num_free_blocks() != self.num_usable_blocks:

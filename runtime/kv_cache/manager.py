@@ -13,7 +13,10 @@ from ..request import RequestStatus
 from .block_pool import BlockPool, KVCacheBlock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..request import Request
+    from ..scheduler.output import ScheduledRequest
 
 _ADMISSION_STATUSES: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -158,6 +161,14 @@ class KVCacheManager:
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             self.block_pool.free_blocks(reversed(table.blocks))
+
+    def forget_step(self, scheduled: Iterable[ScheduledRequest]) -> None:
+        """The step did not write what it should have: take the blocks that it filled out of the prefix cache.
+
+        The requests have to be freed next: their tables still count these blocks as cached.
+        """
+        for item in scheduled:
+            self.block_pool.evict_blocks(item.block_ids[item.num_computed_tokens // self.block_size :])
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False while any request holds blocks."""

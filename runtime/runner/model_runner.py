@@ -5,15 +5,19 @@ A model is a session that takes the contract's graph inputs, of whatever shape: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...backends.contract.opset import NO_TOKEN
+from ...backends.errors import DeviceMemoryError
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from .input_batch import InputBatch, SampleRow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 _TOKENS: Final = ("sampled_token_ids",)
 _TOKENS_AND_LOGPROBS: Final = (
@@ -22,6 +26,10 @@ _TOKENS_AND_LOGPROBS: Final = (
     "sampled_ranks",
     "top_token_ids",
     "top_logprobs",
+)
+_NO_MEMORY: Final = (
+    "the device ran out of memory in a step with this request; a later one may succeed. Lower max_num_batched_tokens "
+    "or the KV cache (kv_cache_memory_bytes, gpu_memory_utilization) to leave more room"
 )
 NO_USABLE_LOGITS: Final = (
     "the model computed no usable scores for the next token: one is NaN or infinite, or all are -inf. Either values "
@@ -48,12 +56,17 @@ class ModelRunner:
         return len(self._batch.states)
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. A step without tokens never runs the graph."""
+        """Run one step. A step without tokens never runs the graph; one without memory fails its requests alone."""
         self._batch.forget(scheduler_output)
         if not scheduler_output.scheduled:
             return ModelRunnerOutput(sampled_token_ids={})
         arrays, rows, wants_logprobs, errors = self._batch.build(scheduler_output)
-        results = self._session.run(arrays, _TOKENS_AND_LOGPROBS if wants_logprobs else _TOKENS)
+        try:
+            results = self._session.run(arrays, _TOKENS_AND_LOGPROBS if wants_logprobs else _TOKENS)
+        except DeviceMemoryError as error:
+            logger.error("The requests of a step fail: %s", error)
+            failed = dict.fromkeys(scheduler_output.num_scheduled_tokens, f"{_NO_MEMORY}: {error}")
+            return ModelRunnerOutput(sampled_token_ids={}, errors=failed, completed=False)
         token_ids: list[int] = results["sampled_token_ids"].tolist()
         for row, token in zip(rows, token_ids, strict=True):
             if token == NO_TOKEN:

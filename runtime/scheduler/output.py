@@ -58,6 +58,7 @@ class ModelRunnerOutput:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # aligned with sampled_token_ids
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # for prompt tokens reached now
     errors: dict[str, str] = field(default_factory=dict)  # requests that cannot go on, and why; they sampled nothing
+    completed: bool = True  # False: the step wrote no KV that can be relied upon; all of its requests are in `errors`
 
 
 @dataclass(frozen=True, slots=True)

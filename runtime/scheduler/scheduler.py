@@ -281,6 +281,8 @@ class Scheduler:
         """
         outputs: list[EngineCoreOutput] = []
         stopped: list[Request] = []
+        if not runner_output.completed:
+            self.kv_cache_manager.forget_step(scheduler_output.scheduled)
         for item in scheduler_output.scheduled:
             request = item.request
             if request.is_finished:

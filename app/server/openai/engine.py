@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ....backends.contract.manifest import Manifest
+    from ....backends.devices import DeviceChoice
     from ....runtime.config import ModelConfig
     from ....runtime.outputs import RequestOutput
     from ....runtime.sampling_params import SamplingParams
@@ -18,6 +19,9 @@ class Engine(Protocol):
     def model_config(self) -> ModelConfig: ...
 
     manifest: Manifest
+
+    @property
+    def device(self) -> DeviceChoice: ...
 
     @property
     def default_max_tokens(self) -> int | None: ...

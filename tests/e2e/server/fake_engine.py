@@ -17,6 +17,7 @@ from trivet.backends.contract.manifest import (
     TokenizerSpec,
     Verification,
 )
+from trivet.backends.devices import DeviceChoice
 from trivet.runtime.errors import EngineDeadError
 from trivet.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from trivet.runtime.sampling_params import RequestOutputKind, SamplingParams
@@ -68,6 +69,7 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.dead = False
+        self.device = DeviceChoice("cpu")
         self.fail: str | None = None
         self.running: set[str] = set()
         self.aborted: list[str] = []

@@ -156,7 +156,11 @@ def test_health_version_ping_load(server: Any) -> None:
         assert (response.status_code, response.content) == (200, b"")
     assert CLIENT.get(server.url + "/version").json() == {"version": __version__}
     assert CLIENT.get(server.url + "/load").json() == {"server_load": 0}
+    detail = {"status": "ok", "device": "cpu", "stats": {"num_requests_running": 0}}
+    assert CLIENT.get(server.url + "/health?detail=1").json() == detail
     server.engine.dead = True
+    response = CLIENT.get(server.url + "/health?detail=1")
+    assert (response.status_code, response.json()) == (503, detail | {"status": "dead"})
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
         assert CLIENT.request(method, server.url + path).status_code == 503
     response = CLIENT.post(server.url + CHAT_PATH, json=HELLO)

@@ -173,7 +173,7 @@ def cpu_batch_defaults() -> dict[str, tuple[int, int]]:
 
 def test_flat_names_are_vllms_but_for_our_own() -> None:
     ours = set(flat_fields()) - set(VLLM["engine_args"])
-    assert ours == {"activation_dtype", "cpu_tier", "device", "num_threads", "tokenizer_pre", "verify"}
+    assert ours == {"activation_dtype", "cpu_tier", "device", "num_threads", "require_gpu", "tokenizer_pre", "verify"}
 
 
 def test_unsupported_names_are_no_options_and_vllm_or_classic_names() -> None:

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from trivet import LLM, SamplingParams
 from trivet.backends.contract.opset import NO_TOKEN
+from trivet.backends.errors import DeviceMemoryError
 from trivet.runtime.errors import InvalidRequestError
 
 PROMPT = [70, 71, 72]
@@ -81,4 +82,35 @@ def test_a_request_without_usable_logits_fails_alone(
         assert first.outputs[0].token_ids == toy.greedy(PROMPT, 8)
         assert last.outputs[0].token_ids == toy.greedy([80], 8)
         assert llm.generate([PROMPT], good)[0].outputs[0].token_ids == toy.greedy(PROMPT, 8)
+        assert llm.get_stats()["kv_cache_usage"] == 0
+
+
+@pytest.mark.parametrize("failing_run", [0, 1, 3])
+def test_a_step_without_memory_fails_its_requests_alone(
+    package: str, toy: types.SimpleNamespace, failing_run: int
+) -> None:
+    """Requests of other steps go on, and no later one hits what the failed step did not write into the cache."""
+    prompts = [list(range(40, 53)), list(range(60, 70)), list(range(40, 55)), list(range(80, 99))]
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    expected = [toy.greedy(prompt, 9) for prompt in prompts]
+
+    def fail(session: Any) -> None:
+        if session.num_runs == failing_run:
+            session.num_runs += 1
+            raise DeviceMemoryError("step failed: CUDA: cannot allocate 512 bytes on device 0")
+
+    with LLM(package, block_size=4, max_num_batched_tokens=16, max_num_seqs=2, max_model_len=64) as llm:
+        toy.Session.before_run = fail
+        outputs = llm.generate(prompts, params)
+        failed = [output for output in outputs if output.error is not None]
+        assert 1 <= len(failed) <= 2
+        for output, tokens in zip(outputs, expected, strict=True):
+            if output.error is None:
+                assert output.outputs[0].token_ids == tokens
+                continue
+            assert output.outputs[0].finish_reason == "error"
+            assert "ran out of memory" in output.error and "cannot allocate 512 bytes" in output.error
+            assert output.outputs[0].token_ids == tokens[: len(output.outputs[0].token_ids)]
+        again = llm.generate(prompts, params)
+        assert [output.outputs[0].token_ids for output in again] == expected
         assert llm.get_stats()["kv_cache_usage"] == 0

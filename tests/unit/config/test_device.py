@@ -1,0 +1,73 @@
+"""Which device a name means, on machines with and without GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trivet.backends.cuda import device as cuda
+from trivet.backends.devices import DeviceChoice, choose_device
+from trivet.backends.errors import UnsupportedDeviceError
+from trivet.runtime.config import ConfigError, EngineConfig
+
+OLD = {
+    "ordinal": 0,
+    "name": "Old",
+    "sm": 70,
+    "refused": "device cuda:0 (Old) is SM 7.0, this trivet has kernels for SM 80",
+}
+GOOD = {"ordinal": 1, "name": "Good", "sm": 80, "refused": ""}
+NO_DRIVER = "no usable NVIDIA driver: none is installed"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """machine(devices, error): what the driver says."""
+
+    def have(devices: list[dict[str, Any]], error: str = "") -> None:
+        monkeypatch.setattr(cuda, "describe_cuda", lambda: {"devices": devices, "error": error})
+
+    return have
+
+
+@pytest.mark.parametrize("require_gpu", [False, True])
+def test_the_first_gpu_that_can_be_used_is_taken(machine: Any, require_gpu: bool) -> None:
+    machine([OLD, GOOD])
+    assert choose_device("cuda", require_gpu=require_gpu) == DeviceChoice("cuda:1")
+    assert choose_device("cuda:1", require_gpu=require_gpu) == DeviceChoice("cuda:1")
+    assert choose_device("auto", require_gpu=require_gpu) == DeviceChoice("cuda:1" if require_gpu else "cpu")
+    assert choose_device("cpu") == DeviceChoice("cpu")
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "reason"),
+    [([], NO_DRIVER, NO_DRIVER), ([OLD], "", "is SM 7.0"), ([], "", "CUDA offers no device")],
+    ids=["no_driver", "too_old", "none"],
+)
+def test_without_a_gpu_the_cpu_is_taken_with_a_reason_or_nothing(
+    machine: Any, devices: list[dict[str, Any]], error: str, reason: str
+) -> None:
+    machine(devices, error)
+    choice = choose_device("cuda")
+    assert choice.name == "cpu" and choice.fallback.startswith("no GPU can be used: ") and reason in choice.fallback
+    assert choose_device("auto") == DeviceChoice("cpu")
+    for device in ("cuda", "auto"):
+        with pytest.raises(UnsupportedDeviceError, match=rf"a GPU is required .*{reason}"):
+            choose_device(device, require_gpu=True)
+
+
+@pytest.mark.parametrize("require_gpu", [False, True])
+def test_a_gpu_by_number_is_that_one_or_none(machine: Any, require_gpu: bool) -> None:
+    machine([OLD, GOOD])
+    with pytest.raises(UnsupportedDeviceError, match=r"'cuda:2' cannot be used: .* CUDA offers 2 device\(s\)"):
+        choose_device("cuda:2", require_gpu=require_gpu)
+    with pytest.raises(UnsupportedDeviceError, match=r"'cuda:0' cannot be used: .* is SM 7.0"):
+        choose_device("cuda:0", require_gpu=require_gpu)
+    machine([], NO_DRIVER)
+    with pytest.raises(UnsupportedDeviceError, match=rf"'cuda:1' cannot be used: {NO_DRIVER}"):
+        choose_device("cuda:1", require_gpu=require_gpu)
+
+
+def test_the_cpu_cannot_be_a_required_gpu() -> None:
+    with pytest.raises(ConfigError, match="device is 'cpu'; expected a GPU, as require_gpu is set"):
+        EngineConfig.from_kwargs("model", device="cpu", require_gpu=True)
