@@ -1,5 +1,7 @@
 #include "c_api.h"
 
+#include "upload.h"
+
 #define TRIVET_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace trivet::cuda {
@@ -114,6 +116,14 @@ TRIVET_EXPORT const char* trivet_cuda_take_refusal(int64_t handle) {
   return reported([&]() -> std::string {
     const std::shared_ptr<Context> context = context_of(handle);
     return context == nullptr ? "" : context->arena.take_refusal();
+  });
+}
+
+// Frees what loading weights has pinned.
+TRIVET_EXPORT const char* trivet_cuda_end_upload(int64_t handle) {
+  return with_context(handle, [&](Context&) -> std::string {
+    release_upload_buffers();
+    return "";
   });
 }
 

@@ -32,6 +32,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "allocate_pinned": (_i64, _u64, ctypes.POINTER(_pointer)),
     "release_pinned": (_i64, _pointer),
     "take_refusal": (_i64,),
+    "end_upload": (_i64,),
     "copy": (_i64, _pointer, _pointer, _u64),
     "fill": (_i64, _pointer, ctypes.c_int, _u64),
     "finish": (_i64,),
@@ -168,6 +169,10 @@ class CudaDevice:
     def release_pinned(self, array: NDArray[Any]) -> None:
         """Give pinned memory back; the array, and what was made of it, must not be used any more."""
         _call("release_pinned", self._handle, array.ctypes.data)
+
+    def end_upload(self) -> None:
+        """The weights are on the device: free what their transfer has pinned."""
+        _call("end_upload", self._handle)
 
     def copy(self, to: int, source: int, num_bytes: int) -> None:
         """Between any two addresses, host or device."""

@@ -6,6 +6,7 @@
 
 #include "c_api.h"
 #include "ops/kernels.h"
+#include "upload.h"
 
 #define TRIVET_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -298,7 +299,9 @@ struct Transfer : OrtDataTransferImpl {
     void *source = nullptr, *target = nullptr;
     check_ort(api->GetTensorMutableData(const_cast<OrtValue*>(from), &source));
     check_ort(api->GetTensorMutableData(to, &target));
-    if (is_ours(ep_api->Value_GetMemoryDevice(from))) check(cudaDeviceSynchronize(), "a kernel failed");
+    const bool from_device = is_ours(ep_api->Value_GetMemoryDevice(from));
+    if (!from_device && is_ours(ep_api->Value_GetMemoryDevice(to))) return upload(target, source, bytes);
+    if (from_device) check(cudaDeviceSynchronize(), "a kernel failed");
     check(cudaMemcpy(target, source, bytes, cudaMemcpyDefault), "cudaMemcpy");
   }
 };

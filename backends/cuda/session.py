@@ -156,6 +156,7 @@ class CudaSession:
         try:
             with translated(SessionCreateError, f"cannot load the model on {self.tier}"):
                 self._session = _create(self._device, model, settings)
+            self._device.end_upload()
         except BaseException as error:
             refusal = self._device.take_refusal()
             self._device.close()

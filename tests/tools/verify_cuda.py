@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Everything that a CUDA device has to show, in one call: kernel tests, tiny models, memory checks, speed.
+"""Everything that a CUDA device has to show, in one call: kernel and engine tests, real models, memory checks, speed.
 
-    verify_cuda.py [--json FILE] [--steps tests,sanitizer,speed] [--formats q4_k,...] [--rows 1,4,...]
+    verify_cuda.py [--json FILE] [--steps tests,models,sanitizer,speed] [--models FILE,...] [--formats q4_k,...]
+                   [--rows 1,4,...]
 
+Step models compares real models (those of the test cache, or those given; trim_model.py makes small ones) with the CPU:
+perplexity, greedy tokens, captured against eager steps, alone against batched, preempted and cached.
 Prints a table, writes all figures to FILE and ends with 1 if a step failed. Needs a built libtrivet_cuda and an NVIDIA
 driver.
 """
@@ -165,6 +168,19 @@ def speed_step(formats: list[str], row_counts: list[int]) -> dict[str, Any]:
     return {"ok": True, "copy_bytes_per_second": copy, "products": rows}
 
 
+def models_step(paths: list[Path]) -> dict[str, Any]:
+    import verify_models
+
+    rows = [verify_models.check_model(path) for path in paths]
+    print(verify_models.table(rows) if rows else "no models: fetch_models.py brings them, --models names others")
+    return {"ok": bool(rows) and all(row["ok"] for row in rows), "rows": rows}
+
+
+def cached_models() -> list[Path]:
+    folder = os.environ.get("TRIVET_TEST_MODELS") or Path.home() / ".cache" / "trivet-tests" / "models"
+    return sorted(Path(folder).glob("*.gguf"))
+
+
 def sanitizer_step(log: Path | None) -> dict[str, Any]:
     if shutil.which("compute-sanitizer") is None:
         return {"ok": True, "skipped": "compute-sanitizer is not installed"}
@@ -176,7 +192,8 @@ def sanitizer_step(log: Path | None) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write all figures to this file; logs go beside it")
-    parser.add_argument("--steps", default="tests,sanitizer,speed")
+    parser.add_argument("--steps", default="tests,models,sanitizer,speed")
+    parser.add_argument("--models", help="GGUF files, separated by commas (default: those of the test cache)")
     parser.add_argument("--formats", default="q4_k,q8_0,q6_k,bf16")
     parser.add_argument("--rows", default="1,4,16,64,2048", help="rows of x, of the products of the step speed")
     arguments = parser.parse_args()
@@ -189,12 +206,15 @@ def main() -> int:
     for name in arguments.steps.split(","):
         if name == "tests":
             results[name] = pytest_step(["tests/cuda"], [], logs and logs / "tests.log")
+        elif name == "models":
+            given = [Path(path) for path in arguments.models.split(",")] if arguments.models else cached_models()
+            results[name] = models_step(given)
         elif name == "sanitizer":
             results[name] = sanitizer_step(logs and logs / "sanitizer.log")
         elif name == "speed":
             results[name] = speed_step(arguments.formats.split(","), [int(m) for m in arguments.rows.split(",")])
         else:
-            parser.error(f"--steps: unknown step {name!r}; known: tests, sanitizer, speed")
+            parser.error(f"--steps: unknown step {name!r}; known: tests, models, sanitizer, speed")
         outcome = "ok" if results[name]["ok"] else "FAILED"
         print(f"{name}: {outcome}", *results[name].get("tail", []), sep="\n  ", flush=True)
     if arguments.json:
