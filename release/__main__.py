@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import TypeAlias
 
 from .build import RECIPES, BuildOptions, build
 from .environment import DEFAULT_PYTHON
@@ -14,10 +15,16 @@ from .errors import ReleaseError
 from .index import check_index, make_index
 from .manifest import check_manifest
 from .matrix import load_matrix
+from .notes import render
 from .oci import write_image
+from .performance import measure
 from .plan import plan
 from .rebuild import rebuild
+from .root import ensure_root
+from .source import read_source
 from .verify import VerifyOptions, attest, verify
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
     except ReleaseError as error:
         print(f"release: error: {error}", file=sys.stderr)
         return 1
+
+
+def _root(args: argparse.Namespace) -> int:
+    print(ensure_root())
+    return 0
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -79,6 +91,20 @@ def _index(args: argparse.Namespace) -> int:
     return 0
 
 
+def _performance(args: argparse.Namespace) -> int:
+    result = measure(args.archive, args.evidence, args.compare)
+    print(f"{result.gate}: {result.state}{f': {result.reason}' if result.reason else ''}")
+    return 0 if result.state == "passed" else 1
+
+
+def _notes(args: argparse.Namespace) -> int:
+    text = render(
+        args.template.read_text(encoding="utf-8"), args.folder, read_source().version, args.key, args.evidence
+    )
+    args.out.write_text(text, encoding="utf-8")
+    return 0
+
+
 def _oci(args: argparse.Namespace) -> int:
     print(write_image(args.archive, args.out))
     return 0
@@ -109,21 +135,32 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m release", description="Build, verify, sign and index release archives."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    building = argparse.ArgumentParser(add_help=False)
-    building.add_argument(
-        "--recipe", choices=RECIPES, default="quick", help="release compiles numpy without a CPU baseline"
-    )
-    building.add_argument("--out", type=Path, default=Path("dist"), help="folder of the result (default: dist)")
-    building.add_argument("--work", type=Path, help="where the temporary folder is made")
-    building.add_argument("--wheel", type=Path, help="trivet's wheel (default: built from a copy of the tree)")
-    building.add_argument(
-        "--python", type=Path, default=DEFAULT_PYTHON, help="interpreter to bundle (default: %(default)s)"
-    )
-    building.add_argument("--key", type=Path, help="PEM file of the Ed25519 key that signs the provenance")
-
     command = commands.add_parser("plan", help="what a tag would release; refuses a tag that is not the version")
     command.add_argument("tag", nargs="?", help="like v1.2.3 (default: a dry run)")
     command.set_defaults(run=_plan)
+    _add_building(commands)
+    _add_judging(commands)
+    _add_publishing(commands)
+    return parser
+
+
+def _add_building(commands: _Commands) -> None:
+    building = argparse.ArgumentParser(add_help=False)
+    building.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        default="quick",
+        help="release builds in a root of its own, for old systems and CPUs",
+    )
+    building.add_argument("--out", type=Path, default=Path("dist"), help="folder of the result (default: dist)")
+    building.add_argument("--work", type=Path, help="where the temporary folder is made")
+    building.add_argument("--wheel", type=Path, help="quick: trivet's wheel (default: built from a copy of the tree)")
+    building.add_argument(
+        "--python", type=Path, default=DEFAULT_PYTHON, help="quick: interpreter to bundle (default: %(default)s)"
+    )
+    building.add_argument("--key", type=Path, help="PEM file of the Ed25519 key that signs the provenance")
+    command = commands.add_parser("root", help="make the root of the release recipe, or find it in the cache")
+    command.set_defaults(run=_root)
     command = commands.add_parser("build", parents=[building], help="build one archive")
     command.add_argument("artifact_id")
     command.set_defaults(run=_build)
@@ -131,6 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("archive", type=Path)
     command.add_argument("--evidence", type=Path, required=True, help="folder for the result")
     command.set_defaults(run=_rebuild)
+
+
+def _add_judging(commands: _Commands) -> None:
     command = commands.add_parser("verify", help="judge an archive by its own bytes")
     command.add_argument("archive", type=Path)
     command.add_argument(
@@ -147,6 +187,19 @@ def _parser() -> argparse.ArgumentParser:
         "--at-least", choices=("blocked", "preview", "stable"), default="preview", help="fail below this channel"
     )
     command.set_defaults(run=_verify)
+    command = commands.add_parser(
+        "performance", help="measure the archive's op library beside peers (bench/compare.py)"
+    )
+    command.add_argument("archive", type=Path)
+    command.add_argument("--evidence", type=Path, required=True)
+    command.add_argument("compare", nargs="+", help="arguments of bench/compare.py, after --")
+    command.set_defaults(run=_performance)
+    command = commands.add_parser("check-manifest", help="check a manifest file")
+    command.add_argument("manifest", type=Path)
+    command.set_defaults(run=_check_manifest)
+
+
+def _add_publishing(commands: _Commands) -> None:
     command = commands.add_parser("attest", help="sign provenance that carries the evidence")
     command.add_argument("archive", type=Path)
     command.add_argument("--evidence", type=Path, required=True)
@@ -157,14 +210,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--key", type=Path, required=True, help="PEM file of the public key")
     command.add_argument("--check", action="store_true", help="compare instead of writing")
     command.set_defaults(run=_index)
+    command = commands.add_parser("notes", help="write release notes with figures of attested archives alone")
+    command.add_argument("template", type=Path, help="like release/notes.md")
+    command.add_argument("--folder", type=Path, required=True, help="folder of the attested archives")
+    command.add_argument("--key", type=Path, required=True, help="PEM file of the public key")
+    command.add_argument("--evidence", type=Path, help="folder with competitor.json, for throughputs")
+    command.add_argument("--out", type=Path, required=True)
+    command.set_defaults(run=_notes)
     command = commands.add_parser("oci", help="write an OCI image layout of a CPU archive")
     command.add_argument("archive", type=Path)
     command.add_argument("--out", type=Path, required=True, help="new folder for the layout")
     command.set_defaults(run=_oci)
-    command = commands.add_parser("check-manifest", help="check a manifest file")
-    command.add_argument("manifest", type=Path)
-    command.set_defaults(run=_check_manifest)
-    return parser
 
 
 if __name__ == "__main__":

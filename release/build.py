@@ -8,11 +8,11 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import provenance
+from . import provenance, root
 from .archive import sha256_file, tree_files, write_archive
 from .audit import describe_target
 from .channel import compute_channel
@@ -32,7 +32,7 @@ RECIPES = ("quick", "release")
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    recipe: str  # RECIPES: "quick" = the wheels of the index; "release" = numpy compiled without a CPU baseline
+    recipe: str  # RECIPES: "quick" = this system's Python and wheels of the index; "release" = all in the release root
     out: Path  # folder of the three files
     work: Path  # empty folder for everything on the way
     wheel: Path | None = None  # trivet's wheel; None = build it from a copy of the tree
@@ -50,6 +50,10 @@ def build(artifact_id: str, options: BuildOptions) -> Path:
     options.out.mkdir(parents=True, exist_ok=True)
     if any(options.work.iterdir()):
         raise BuildError(f"{options.work} is not empty; a build starts in an empty folder")
+    if options.recipe == "release":
+        if root.inside() is None:
+            return _build_in_root(artifact_id, options)
+        options = replace(options, base_python=root.PYTHON)
     environment = make_environment(
         options.work, recipe=options.recipe, wheel=options.wheel, base_python=options.base_python, epoch=source.epoch
     )
@@ -67,6 +71,20 @@ def build(artifact_id: str, options: BuildOptions) -> Path:
     archive = write_archive(tree, name, options.out, epoch=source.epoch)
     statement = provenance.statement(manifest, archive, epoch=source.epoch)
     provenance.write_envelope(statement, archive, options.key)
+    return archive
+
+
+def _build_in_root(artifact_id: str, options: BuildOptions) -> Path:
+    """Have the root build it; the key stays outside, so the signing happens here."""
+    if options.wheel is not None or options.base_python != DEFAULT_PYTHON:
+        raise BuildError("the release recipe compiles its own Python and wheel; --python and --wheel are for quick")
+    built = root.build_inside(artifact_id, options.work)
+    name = archive_name(read_source().version, artifact_id, load_matrix().find(artifact_id).archive_format)
+    for file in (str(name), *name.companions):
+        shutil.move(built / file, options.out / file)
+    archive = options.out / str(name)
+    if options.key is not None:
+        provenance.write_envelope(provenance.read_envelope(archive, None), archive, options.key)
     return archive
 
 
@@ -98,12 +116,16 @@ def freeze(environment: Environment, work: Path, epoch: int) -> Path:
 
 
 def _toolchain(environment: Environment) -> dict[str, str]:
-    return {
+    tools = {
         "compiler": run(["c++", "--version"]).splitlines()[0],
         "python": environment.python_version,
         "pyinstaller": environment.distributions["pyinstaller"],
         "strip": run(["strip", "--version"]).splitlines()[0],
     }
+    if (facts := root.inside()) is not None:
+        tools |= {"root": f"{facts['suite']} {facts['recipe_sha256']}"}
+        tools |= {f"compiled {name}": version for name, version in facts["compiled"].items()}
+    return tools
 
 
 def embedded_manifest(
@@ -111,8 +133,6 @@ def embedded_manifest(
 ) -> dict[str, Any]:
     """The manifest that travels inside: what was built, and no evidence, for the archive does not exist yet."""
     files = tree_files(tree)
-    target = describe_target(tree)
-    packages = [{"name": name, "version": version} for name, version in environment.distributions.items()]
     manifest: dict[str, Any] = {
         "schema": SCHEMA_NAME,
         "project": PROJECT,
@@ -121,31 +141,8 @@ def embedded_manifest(
         "abi_version": source.abi_version,
         "archive": None,
         "source": {"commit": source.commit, "tag": source.tag, "clean_tree": source.clean_tree},
-        "build": {
-            "recipe": recipe,
-            "command": f"python -m release build {entry.artifact_id} --recipe {recipe}",
-            "toolchain": dict(toolchain),
-            "options": [
-                *BACK_ENDS,
-                "one-dir",
-                "no UPX",
-                "bootloader with zlib inside",
-                "strip of libraries that survive it",
-            ],
-            "dependencies": packages,
-            "inputs_sha256": _inputs_digest(packages, toolchain, tree),
-        },
-        "target": {
-            "os": entry.os,
-            "arch": entry.arch,
-            "libc": entry.libc,
-            "backend": entry.backend,
-            "libc_floor": target.libc_floor,
-            "libstdcxx": target.libstdcxx,
-            "cpu_baseline": environment.cpu_baseline,
-            "cpu_baseline_reason": environment.cpu_baseline_reason,
-            "host_libraries": list(target.host_libraries),
-        },
+        "build": _build_section(tree, entry, environment, toolchain, recipe),
+        "target": _target_section(tree, entry, environment),
         "package": {
             "form": "one-dir",
             "python_bundled": True,
@@ -162,6 +159,37 @@ def embedded_manifest(
     }
     manifest["channel"] = compute_channel(manifest, entry)
     return manifest
+
+
+def _build_section(
+    tree: Path, entry: Tuple, environment: Environment, toolchain: Mapping[str, str], recipe: str
+) -> dict[str, Any]:
+    packages = [{"name": name, "version": version} for name, version in environment.distributions.items()]
+    how = ["one-dir", "no UPX", "bootloader with zlib inside", "strip of libraries that survive it"]
+    return {
+        "recipe": recipe,
+        "command": f"python -m release build {entry.artifact_id} --recipe {recipe}",
+        "toolchain": dict(toolchain),
+        "options": [*BACK_ENDS, *how],
+        "dependencies": packages,
+        "inputs_sha256": _inputs_digest(packages, toolchain, tree),
+    }
+
+
+def _target_section(tree: Path, entry: Tuple, environment: Environment) -> dict[str, Any]:
+    """What a machine must be and have; the floors are those of the bundled files, not of what built them."""
+    target = describe_target(tree)
+    return {
+        "os": entry.os,
+        "arch": entry.arch,
+        "libc": entry.libc,
+        "backend": entry.backend,
+        "libc_floor": target.libc_floor,
+        "libstdcxx": target.libstdcxx,
+        "cpu_baseline": environment.cpu_baseline,
+        "cpu_baseline_reason": environment.cpu_baseline_reason,
+        "host_libraries": list(target.host_libraries),
+    }
 
 
 def _inputs_digest(packages: list[dict[str, str]], toolchain: Mapping[str, str], tree: Path) -> str:

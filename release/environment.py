@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .errors import BuildError
 from .process import run
+from .root import cache_folder, inside
 from .source import ROOT, copy_source
 
 PINS = ROOT / "packaging" / "pyinstaller"
@@ -35,14 +36,6 @@ class Environment:
     distributions: Mapping[str, str]  # name -> version of all that is installed
     cpu_baseline: str  # least CPU that every part runs on
     cpu_baseline_reason: str
-
-
-def cache_folder() -> Path:
-    """Where wheels compiled for the bundle are kept: $TRIVET_RELEASE_CACHE, else the user's cache."""
-    if chosen := os.environ.get("TRIVET_RELEASE_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "trivet" / "build" / "release"
 
 
 def make_environment(work: Path, *, recipe: str, wheel: Path | None, base_python: Path, epoch: int) -> Environment:
@@ -90,7 +83,10 @@ def _compiled(pip: list[str | Path], name: str, options: list[str], environment:
     ]
     compiler = run(["c++", "--version"]).splitlines()[0]
     python = run([pip[-1], "-VV"])
-    inputs = "\n".join([pin, *options, compiler, python, *(f"{key}={value}" for key, value in _BOOTLOADER.items())])
+    system = (inside() or {}).get("recipe_sha256", "")
+    inputs = "\n".join(
+        [pin, *options, compiler, python, system, *(f"{key}={value}" for key, value in _BOOTLOADER.items())]
+    )
     folder = cache_folder() / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
     if not any(folder.glob("*.whl")):
         if name == "pyinstaller" and not any(

@@ -63,6 +63,12 @@ def read_release(folder: Path, public_key: Path) -> list[dict[str, Any]]:
 
 
 def _entry(archive: Path, public_key: Path, matrix: Matrix) -> dict[str, Any]:
+    return index_entry(read_manifest(archive, public_key, matrix))
+
+
+def read_manifest(archive: Path, public_key: Path, matrix: Matrix | None = None) -> dict[str, Any]:
+    """The signed manifest with the evidence about `archive`; ReleaseError if there is none that may be published."""
+    matrix = matrix or load_matrix()
     name = parse_archive_name(archive.name)
     matrix.require_buildable(name.artifact_id, "indexed")
     digest = check_checksum(archive)
@@ -79,7 +85,7 @@ def _entry(archive: Path, public_key: Path, matrix: Matrix) -> dict[str, Any]:
         )
     if manifest["channel"]["name"] == "blocked":
         raise ManifestError(f"{archive.name} is blocked: {'; '.join(manifest['channel']['reasons'])}")
-    return index_entry(manifest)
+    return manifest
 
 
 def index_entry(manifest: Mapping[str, Any]) -> dict[str, Any]:

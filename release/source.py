@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import BuildError
@@ -12,6 +14,8 @@ from .process import run
 ROOT = Path(__file__).resolve().parent.parent
 _VERSION_FILE = ROOT / "packaging" / "python" / "trivet" / "__init__.py"
 _ABI_FILE = ROOT / "backends" / "contract" / "manifest.py"
+# In a copy of the tree, which git knows nothing about: what git said about the checkout.
+_FACTS_FILE = ".source.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,9 @@ class Source:
 
 
 def read_source() -> Source:
-    """Ask git and read the version without running the product; BuildError outside of a git checkout."""
+    """Ask git, or in a copy the facts that `copy_source` left; BuildError outside of both."""
+    if (ROOT / _FACTS_FILE).is_file():
+        return Source(**json.loads((ROOT / _FACTS_FILE).read_text(encoding="utf-8")))
     version = str(_constant(_VERSION_FILE, "__version__"))
     tags = _git("tag", "--points-at", "HEAD").split()
     return Source(
@@ -40,13 +46,25 @@ def read_source() -> Source:
 
 def copy_source(target: Path) -> None:
     """Copy what git tracks or would track, as it lies in the working tree; links of the checkout stay out."""
-    for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+    for name in _file_names():
         path = ROOT / name
-        if name and path.is_file() and not path.is_symlink():
+        if path.is_file() and not path.is_symlink():
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
             copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+    (target / _FACTS_FILE).write_text(json.dumps(asdict(read_source())), encoding="utf-8")
+
+
+def _file_names() -> Iterator[str]:
+    if not (ROOT / _FACTS_FILE).is_file():
+        names = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+        yield from (name for name in names if name)
+        return
+    for path in sorted(ROOT.rglob("*")):
+        name = path.relative_to(ROOT)
+        if name.as_posix() != _FACTS_FILE and "__pycache__" not in name.parts:
+            yield name.as_posix()
 
 
 def _git(*arguments: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import root
 from .archive import tree_files
 from .environment import Environment
 from .errors import BuildError
@@ -93,7 +94,14 @@ def owners_of(environment: Environment) -> Owners:
         line.split("=", 1) for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines() if "=" in line
     )
     distro = f"{release.get('ID', 'linux')}-{release.get('VERSION_ID', '')}".replace('"', "")
-    return Owners(environment.site_packages, environment.base_prefix, environment.python_version, distro)
+    facts = root.inside() or {}
+    return Owners(
+        environment.site_packages,
+        environment.base_prefix,
+        environment.python_version,
+        distro,
+        compiled=facts.get("compiled", {}),
+    )
 
 
 def tree_size(files: list[dict[str, Any]]) -> int:

@@ -31,7 +31,7 @@ class BundleError(Exception):
 class Component:
     name: str
     version: str
-    kind: str  # "python", "interpreter", "debian", "bootloader", "vendored" or "own"
+    kind: str  # "python", "interpreter", "debian", "compiled", "bootloader", "vendored" or "own"
     purl: str
     license: str  # SPDX expression
     texts: list[tuple[str, str]] = field(default_factory=list)  # (name, licence text)
@@ -45,12 +45,22 @@ class Component:
 class Owners:
     """Finds the component of a file on the build machine. One instance per bundle."""
 
-    def __init__(self, site_packages: Path, base_prefix: Path, python_version: str, epoch_distro: str) -> None:
+    def __init__(
+        self,
+        site_packages: Path,
+        base_prefix: Path,
+        python_version: str,
+        epoch_distro: str,
+        *,
+        compiled: Mapping[str, str] | None = None,
+    ) -> None:
         self.table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
         self.site_packages = site_packages
         self.base_prefix = base_prefix
         self.python_version = python_version
         self.distro = epoch_distro  # for purls, like "debian-12"
+        # Debian source packages that the root compiled below base_prefix -> version.
+        self.compiled = dict(compiled or {})
         self.components: dict[str, Component] = {}
         self._records: dict[str, importlib.metadata.Distribution] = {}
         for distribution in importlib.metadata.distributions(path=[str(site_packages)]):
@@ -70,6 +80,9 @@ class Owners:
             return self.own()
         if destination == "base_library.zip" or self._is_interpreter(real):
             return self.interpreter()
+        for entry in self.table["compiled"]:
+            if entry["package"] in self.compiled and os.path.basename(real).startswith(tuple(entry["files"])):
+                return self._compiled(entry)
         if real.startswith(("/usr/lib/", "/lib/")):
             return self._debian(real)
         raise BundleError(f"nobody owns {destination} (from {source})")
@@ -89,17 +102,21 @@ class Owners:
 
     def interpreter(self) -> Component:
         if "cpython" not in self.components:
+            package = f"python{self.python_version.rpartition('.')[0]}"
             texts = [
                 (path.name, path.read_text(encoding="utf-8", errors="replace"))
                 for path in (
+                    self.base_prefix / "share/doc" / package / "copyright",
                     Path(f"/usr/share/doc/libpython{self.python_version.rpartition('.')[0]}-minimal/copyright"),
                     self.base_prefix / "share/doc/cpython/LICENSE",
                 )
                 if path.is_file()
             ][:1]
-            purl = f"pkg:generic/cpython@{self.python_version}"
+            version = self.compiled.get(package, self.python_version)
+            source = package in self.compiled
+            purl = f"pkg:deb/debian/{package}@{version}?arch=source" if source else f"pkg:generic/cpython@{version}"
             self.components["cpython"] = self._judged(
-                Component("cpython", self.python_version, "interpreter", purl, "PSF-2.0", texts)
+                Component("cpython", version, "interpreter", purl, "PSF-2.0", texts)
             )
         return self.components["cpython"]
 
@@ -150,6 +167,16 @@ class Owners:
             made = Component(name, f"in {host.name} {host.version}", "vendored", purl, entry["license"], texts)
             self.components[name] = self._judged(made)
         return self.components[name]
+
+    def _compiled(self, entry: Mapping[str, Any]) -> Component:
+        package = str(entry["package"])
+        if package not in self.components:
+            version = self.compiled[package]
+            text = (self.base_prefix / "share/doc" / package / "copyright").read_text(encoding="utf-8")
+            purl = f"pkg:deb/debian/{package}@{version}?arch=source"
+            made = Component(package, version, "compiled", purl, entry["license"], [("copyright", text)])
+            self.components[package] = self._judged(made)
+        return self.components[package]
 
     def _debian(self, real: str) -> Component:
         package = ""

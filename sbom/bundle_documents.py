@@ -88,25 +88,11 @@ def spdx(
         packages.append(_spdx_package(identifier, component.name, component.version, component.license, component.purl))
         relationships.append(_relation(main, "DEPENDS_ON", identifier))
         owner |= dict.fromkeys(component.files, identifier)
-    listed = []
-    for entry in files:
-        identifier = "SPDXRef-File-" + hashlib.sha1(entry["path"].encode()).hexdigest()[:16]
-        listed.append(
-            {
-                "SPDXID": identifier,
-                "fileName": f"./{entry['path']}",
-                "checksums": [
-                    {"algorithm": "SHA1", "checksumValue": entry["sha1"]},
-                    {"algorithm": "SHA256", "checksumValue": entry["sha256"]},
-                ],
-                "licenseConcluded": "NOASSERTION",
-                "licenseInfoInFiles": ["NOASSERTION"],
-                "copyrightText": "NOASSERTION",
-            }
-        )
-        relationships.append(_relation(main, "CONTAINS", identifier))
+    listed = [_spdx_file(entry) for entry in files]
+    for file, entry in zip(listed, files, strict=True):
+        relationships.append(_relation(main, "CONTAINS", file["SPDXID"]))
         if entry["path"] in owner:
-            relationships.append(_relation(identifier, "GENERATED_FROM", owner[entry["path"]]))
+            relationships.append(_relation(file["SPDXID"], "GENERATED_FROM", owner[entry["path"]]))
     body = json.dumps([packages, listed], sort_keys=True)
     document = {
         "spdxVersion": "SPDX-2.3",
@@ -123,6 +109,20 @@ def spdx(
         "relationships": relationships,
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _spdx_file(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "SPDXID": "SPDXRef-File-" + hashlib.sha1(entry["path"].encode()).hexdigest()[:16],
+        "fileName": f"./{entry['path']}",
+        "checksums": [
+            {"algorithm": "SHA1", "checksumValue": entry["sha1"]},
+            {"algorithm": "SHA256", "checksumValue": entry["sha256"]},
+        ],
+        "licenseConcluded": "NOASSERTION",
+        "licenseInfoInFiles": ["NOASSERTION"],
+        "copyrightText": "NOASSERTION",
+    }
 
 
 def _spdx_package(identifier: str, name: str, version: str, licence: str, purl: str | None) -> dict[str, Any]:

@@ -68,5 +68,13 @@ def _find_certificates() -> None:
                 return
 
 
+def guarded_main() -> int:
+    """`main`, but a ^C during the imports ends it as quietly as later on."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 130  # ExitCode.INTERRUPTED, which may not be imported yet
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded_main())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from made_up_bundle import ARTIFACT, EPOCH, SOURCE, Manifest, make_manifest_without_itself, make_tree, verified
 
-from release.archive import write_archive
+from release import provenance
+from release.archive import sha256_file, write_archive
 from release.matrix import Matrix, load_matrix
 from release.names import archive_name
 
@@ -57,3 +58,16 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
         out |= {name: private, f"{name}.pub": public}
     return out
+
+
+@pytest.fixture
+def archive(tmp_path: Path, keys: dict[str, Path]) -> Path:
+    """A packed bundle with signed provenance that carries its evidence: what a release folder holds."""
+    tree = make_tree(tmp_path / "tree")
+    out = tmp_path / "release"
+    out.mkdir()
+    archive = write_archive(tree, archive_name(SOURCE.version, ARTIFACT, "tar.gz"), out, epoch=EPOCH)
+    manifest = make_manifest_without_itself(tree)
+    manifest = verified(manifest, sha256_file(archive), archive.name, archive.stat().st_size)
+    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
+    return archive

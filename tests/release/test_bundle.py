@@ -131,6 +131,19 @@ def test_cpu_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu_check.missing_cpu_features(tmp_path) == []
 
 
+def test_an_early_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FREEZER))
+    import entry
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "main", interrupted)
+    assert entry.guarded_main() == 130
+    starts = (FREEZER / "entry.py").read_text(encoding="utf-8").partition('if __name__ == "__main__":')[2]
+    assert starts.strip() == "sys.exit(guarded_main())"
+
+
 def test_verify_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(FREEZER))
     from trivet_bundle.verify_self import problems, verify_self
@@ -193,6 +206,25 @@ def test_owners(site_packages: Path) -> None:
     assert found["pyinstaller-bootloader"].modules == ["pyiboot"]
     text = notices(found.values())
     assert "\ngood 1.0\nLicence: MIT\n" in text and "text of good" in text and "text of pyinstaller" in text
+
+
+def test_what_the_root_compiled_has_an_owner(site_packages: Path, tmp_path: Path) -> None:
+    """Libraries and the interpreter of the release root count as the Debian source packages they were made from."""
+    prefix = tmp_path / "local"
+    for package in ("openssl", "python3.11"):
+        (prefix / "share/doc" / package).mkdir(parents=True)
+        (prefix / "share/doc" / package / "copyright").write_text(f"copyright of {package}")
+    compiled = {"openssl": "3.0.20-1~deb12u2", "python3.11": "3.11.2-6+deb12u8"}
+    found = Owners(site_packages, prefix, "3.11.2", "debian-11", compiled=compiled)
+    library = found.owner("libssl.so.3", str(prefix / "lib/libssl.so.3"))
+    assert (library.kind, library.version) == ("compiled", "3.0.20-1~deb12u2")
+    assert library.purl == "pkg:deb/debian/openssl@3.0.20-1~deb12u2?arch=source"
+    assert found.owner("libcrypto.so.3", str(prefix / "lib/libcrypto.so.3")) is library
+    interpreter = found.owner("libpython3.11.so.1.0", str(prefix / "lib/libpython3.11.so.1.0"))
+    assert interpreter.purl == "pkg:deb/debian/python3.11@3.11.2-6+deb12u8?arch=source"
+    assert ("copyright", "copyright of python3.11") in interpreter.texts
+    with pytest.raises(BundleError, match="nobody owns libssl"):  # of a system whose Python was not compiled by us
+        Owners(site_packages, prefix, "3.11.2", "debian-11").owner("libssl.so.3", str(prefix / "lib/libssl.so.3"))
 
 
 def test_a_part_nobody_answers_for(site_packages: Path, tmp_path: Path) -> None:

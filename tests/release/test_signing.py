@@ -27,23 +27,6 @@ from release.verify import VerifyOptions, attest, verify
 Keys = dict[str, Path]
 
 
-@pytest.fixture
-def archive(tmp_path: Path, keys: Keys) -> Path:
-    """A packed bundle with signed provenance that carries its evidence: what a release folder holds."""
-    return make_release(tmp_path, keys)
-
-
-def make_release(tmp_path: Path, keys: Keys) -> Path:
-    tree = make_tree(tmp_path / "tree")
-    out = tmp_path / "release"
-    out.mkdir()
-    archive = write_archive(tree, archive_name("1.2.3", ARTIFACT, "tar.gz"), out, epoch=EPOCH)
-    manifest = make_manifest_without_itself(tree)
-    manifest = verified(manifest, sha256_file(archive), archive.name, archive.stat().st_size)
-    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
-    return archive
-
-
 def test_signed_and_read(archive: Path, keys: Keys) -> None:
     found = provenance.read_envelope(archive, keys["ours.pub"])
     assert found["subject"] == [{"name": archive.name, "digest": {"sha256": sha256_file(archive)}}]

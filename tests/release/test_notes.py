@@ -1,0 +1,152 @@
+"""Figures of release notes: from the signed manifest, throughputs from the report that it refers to, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_bundle import ARTIFACT, EPOCH, ROOT, SOURCE
+
+from release import provenance
+from release.archive import sha256_file
+from release.errors import GateError
+from release.evidence import GATES, GateResult, judge
+from release.manifest import check_manifest
+from release.matrix import Matrix
+from release.notes import render, typed_figures
+from release.performance import figures, report_problems, source_problems
+
+Keys = dict[str, Path]
+
+
+def spread(value: float) -> dict[str, float]:
+    return {"min": value, "median": value, "max": value}
+
+
+def bench_report(**changes: Any) -> dict[str, Any]:
+    """What bench/compare.py writes, as far as it is read."""
+    engines: dict[str, Any] = {
+        "trivet": {"tokens_per_second": spread(120.0), "noisy": False},
+        "llama-cpp": {"tokens_per_second": spread(100.0), "noisy": False},
+    }
+    cell = {"engines": engines, "ratios": {"llama-cpp": spread(1.2)}} | changes
+    memory = {"engines": {"trivet": {"peak_bytes": 1}}}
+    model = {"model": "tiny.gguf", "engines": {}, "cells": {"decode": cell, "memory": memory}}
+    return {"date": "2026-01-01", "machine": {"cpu": "some"}, "models": [model]}
+
+
+def competitor(report: Mapping[str, Any], digest: str) -> GateResult:
+    return GateResult(
+        "competitor", "passed", "release performance", archive_sha256=digest, details={"figures": figures(report)}
+    )
+
+
+@pytest.fixture
+def measured(archive: Path, keys: Keys, matrix: Matrix, tmp_path: Path) -> Path:
+    """The folder with the report of a comparison that the archive's manifest refers to."""
+    manifest = provenance.manifest_of(provenance.read_envelope(archive, None))
+    result = competitor(bench_report(), sha256_file(archive))
+    manifest["evidence"]["performance_verified"] = judge(
+        "performance_verified", GATES["performance_verified"], [result]
+    )
+    check_manifest(manifest, matrix)
+    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
+    folder = tmp_path / "evidence"
+    folder.mkdir()
+    (folder / "competitor.json").write_bytes(result.report())
+    return folder
+
+
+def written(template: str, archive: Path, keys: Keys, evidence: Path | None = None) -> str:
+    return render(template, archive.parent, SOURCE.version, keys["ours.pub"], evidence)
+
+
+def test_figures_come_from_the_manifest(archive: Path, keys: Keys) -> None:
+    manifest = provenance.manifest_of(provenance.read_envelope(archive, keys["ours.pub"]))
+    text = written(f"{{{{{ARTIFACT} archive}}}}: {{{{ {ARTIFACT} size }}}}, {{{{{ARTIFACT} libc}}}}", archive, keys)
+    size = f"{manifest['archive']['size'] / 1e6:.1f} MB"
+    assert text == f"{archive.name}: {size}, glibc {manifest['target']['libc_floor']}"
+
+
+def test_the_projects_own_notes_can_be_written(archive: Path, keys: Keys) -> None:
+    text = written((ROOT / "release" / "notes.md").read_text(encoding="utf-8"), archive, keys)
+    assert archive.name in text and "{{" not in text
+
+
+@pytest.mark.parametrize(
+    "claim", ["1.3x faster", "43.5 MB", "120 tokens/s", "120 tok/s", "30 %", "glibc 2.31", "starts in 80 ms", "2 times"]
+)
+def test_a_typed_figure_is_refused(claim: str, archive: Path, keys: Keys) -> None:
+    with pytest.raises(GateError, match=r"line 2: .* is typed by hand"):
+        written(f"New:\n- {claim} than before\n", archive, keys)
+
+
+def test_versions_and_dates_are_no_claims() -> None:
+    assert typed_figures("trivet 1.2.3 of 2026-01-01, issue 42, Q4_K, CPython 3.11, 4 tiers, x86_64\n") == []
+
+
+def test_unknown_figures_are_refused(archive: Path, keys: Keys) -> None:
+    with pytest.raises(GateError, match="unknown figure; known are archive"):
+        written(f"{{{{{ARTIFACT} beauty}}}}", archive, keys)
+    with pytest.raises(GateError, match="cannot be quoted: it is blocked"):
+        written("{{windows-x86_64-cpu size}}", archive, keys)
+
+
+def test_nothing_is_quoted_from_an_unsigned_archive(archive: Path, keys: Keys) -> None:
+    with pytest.raises(GateError, match="not signed by the key"):
+        render(f"{{{{{ARTIFACT} size}}}}", archive.parent, SOURCE.version, keys["theirs.pub"], None)
+    found = provenance.manifest_of(provenance.read_envelope(archive, None)) | {"archive": None}
+    provenance.write_envelope(provenance.statement(found, archive, epoch=EPOCH), archive, keys["ours"])
+    with pytest.raises(GateError, match="not valid"):
+        written(f"{{{{{ARTIFACT} size}}}}", archive, keys)
+
+
+def test_a_throughput_needs_its_report(archive: Path, keys: Keys, measured: Path) -> None:
+    template = f"{{{{{ARTIFACT} speed tiny.gguf decode}}}}, {{{{{ARTIFACT} ratio tiny.gguf decode llama-cpp}}}}"
+    assert written(template, archive, keys, measured) == "120.0 tokens/s, 1.20"
+    with pytest.raises(GateError, match="needs --evidence"):
+        written(template, archive, keys)
+    with pytest.raises(GateError, match="nothere"):
+        written(f"{{{{{ARTIFACT} speed tiny.gguf nothere}}}}", archive, keys, measured)
+    report = json.loads((measured / "competitor.json").read_text())
+    report["details"]["figures"]["tiny.gguf"]["decode"]["tokens_per_second"] = 500.0
+    (measured / "competitor.json").write_text(json.dumps(report))
+    with pytest.raises(GateError, match="not the report that the manifest refers to"):
+        written(template, archive, keys, measured)
+
+
+def test_no_throughput_without_evidence(archive: Path, keys: Keys, matrix: Matrix, tmp_path: Path) -> None:
+    manifest = provenance.manifest_of(provenance.read_envelope(archive, None))
+    manifest["evidence"]["performance_verified"] = judge("performance_verified", ("competitor",), [])
+    check_manifest(manifest, matrix)
+    provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
+    with pytest.raises(GateError, match="performance_verified is not true: gate competitor did not run"):
+        written(f"{{{{{ARTIFACT} speed tiny.gguf decode}}}}", archive, keys, tmp_path)
+
+
+def test_a_report_that_is_no_comparison() -> None:
+    assert report_problems(bench_report()) == []
+    busy = bench_report()
+    busy["models"][0]["cells"]["decode"]["engines"]["llama-cpp"]["noisy"] = True
+    failed = bench_report()
+    failed["models"][0]["cells"]["decode"]["engines"]["trivet"] = {"unsupported": "no such op"}
+    for report, complaint in (
+        (bench_report(ratios={}), "beside no peer"),
+        (busy, "busy while llama-cpp ran"),
+        (failed, "trivet: no such op"),
+        ({"models": []}, "holds no cell"),
+    ):
+        (found,) = report_problems(report)
+        assert complaint in found
+
+
+def test_a_measurement_belongs_to_a_commit() -> None:
+    manifest = {"source": {"commit": SOURCE.commit}}
+    assert source_problems(manifest, SOURCE) == []
+    changed = type(SOURCE)("1.2.3", 1, "a" * 40, None, False, EPOCH)
+    assert source_problems(manifest, changed) == ["this checkout was changed since its commit"]
+    other = type(SOURCE)("1.2.3", 1, "b" * 40, None, True, EPOCH)
+    assert "the archive was built from" in source_problems(manifest, other)[0]
