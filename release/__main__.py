@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .build import RECIPES, BuildOptions, build
+from .cross import cross
 from .environment import DEFAULT_PYTHON
 from .errors import ReleaseError
 from .index import check_index, make_index
@@ -18,6 +19,7 @@ from .matrix import load_matrix
 from .notes import render
 from .oci import write_image
 from .performance import measure
+from .pipeline import release_all
 from .plan import plan
 from .rebuild import rebuild
 from .root import ensure_root
@@ -52,6 +54,13 @@ def _rebuild(args: argparse.Namespace) -> int:
     with _work_folder(args) as work:
         rebuild(args.archive, _options(args, Path(work)), args.evidence)
     print(f"{args.archive.name}: the second build is byte-identical")
+    return 0
+
+
+def _all(args: argparse.Namespace) -> int:
+    with _work_folder(args) as work:
+        manifest = release_all(args.artifact_id, _options(args, Path(work)), args.evidence, args.model)
+    print(f"{manifest['archive']['name']}: {manifest['channel']['name']}, {manifest['archive']['sha256']}")
     return 0
 
 
@@ -95,6 +104,11 @@ def _performance(args: argparse.Namespace) -> int:
     result = measure(args.archive, args.evidence, args.compare)
     print(f"{result.gate}: {result.state}{f': {result.reason}' if result.reason else ''}")
     return 0 if result.state == "passed" else 1
+
+
+def _cross(args: argparse.Namespace) -> int:
+    print(cross(args.artifact_id, args.out, args.evidence).state)
+    return 0
 
 
 def _notes(args: argparse.Namespace) -> int:
@@ -164,6 +178,18 @@ def _add_building(commands: _Commands) -> None:
     command = commands.add_parser("build", parents=[building], help="build one archive")
     command.add_argument("artifact_id")
     command.set_defaults(run=_build)
+    command = commands.add_parser("all", parents=[building], help="build twice, verify, sign and index one archive")
+    command.add_argument("artifact_id")
+    command.add_argument(
+        "--evidence", type=Path, required=True, help="folder for reports (without --key: and a test key)"
+    )
+    command.add_argument("--model", type=Path, help="as for verify")
+    command.set_defaults(run=_all)
+    command = commands.add_parser("cross", help="build and audit the op library of a system that has no archive")
+    command.add_argument("artifact_id")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--evidence", type=Path, required=True)
+    command.set_defaults(run=_cross)
     command = commands.add_parser("rebuild", parents=[building], help="build again elsewhere and compare")
     command.add_argument("archive", type=Path)
     command.add_argument("--evidence", type=Path, required=True, help="folder for the result")

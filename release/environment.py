@@ -23,6 +23,7 @@ PINS = ROOT / "packaging" / "pyinstaller"
 DEFAULT_PYTHON = Path("/usr/bin/python3")
 # Back ends of a CPU bundle; what a machine happens to have installed decides nothing.
 BACK_ENDS = ("TRIVET_CUDA=OFF",)
+_BUILD_CONSTRAINTS = PINS / "build-constraints.txt"
 _BOOTLOADER = {"PYINSTALLER_COMPILE_BOOTLOADER": "1", "PYINSTALLER_BOOTLOADER_WAF_ARGS": "--static-zlib"}
 _NUMPY_OPTIONS = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-baseline=none")
 
@@ -45,6 +46,8 @@ def make_environment(work: Path, *, recipe: str, wheel: Path | None, base_python
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
     install = [*pip, "install", "-q", "--no-compile", "--no-deps", "--disable-pip-version-check"]
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch)}
+    if inside():  # whose pip is new enough for it
+        environment |= {"PIP_BUILD_CONSTRAINT": str(_BUILD_CONSTRAINTS)}
     run([*install, "--require-hashes", "--only-binary", ":all:", "-r", PINS / "requirements.txt"], env=environment)
     run([*install, _compiled(pip, "pyinstaller", [], environment | _BOOTLOADER)])
     if recipe == "release":
@@ -83,7 +86,8 @@ def _compiled(pip: list[str | Path], name: str, options: list[str], environment:
     ]
     compiler = run(["c++", "--version"]).splitlines()[0]
     python = run([pip[-1], "-VV"])
-    system = (inside() or {}).get("recipe_sha256", "")
+    facts = inside()
+    system = f"{facts['recipe_sha256']} {_BUILD_CONSTRAINTS.read_text()}" if facts is not None else ""
     inputs = "\n".join(
         [pin, *options, compiler, python, system, *(f"{key}={value}" for key, value in _BOOTLOADER.items())]
     )

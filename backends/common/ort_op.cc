@@ -1,7 +1,7 @@
 #include "ort_op.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <new>
 
 namespace trivet {
 namespace {
@@ -163,9 +163,15 @@ Tensor KernelContext::output(size_t index, std::initializer_list<int64_t> shape)
 namespace {
 
 struct ScratchBuffer {
+  static constexpr std::align_val_t kAlignment{64};
   void* data = nullptr;
   size_t size = 0;
-  ~ScratchBuffer() { std::free(data); }
+  ~ScratchBuffer() { release(); }
+  void release() {
+    ::operator delete(data, kAlignment);
+    data = nullptr;
+    size = 0;
+  }
 };
 
 }  // namespace
@@ -175,10 +181,9 @@ void* ThreadScratch::bytes(int slot, size_t size) {
   ScratchBuffer& buffer = buffers[slot];
   if (size > buffer.size || buffer.data == nullptr) {
     const size_t rounded = (size + size / 4 + 4095) / 4096 * 4096 + 4096;
-    std::free(buffer.data);
-    buffer.data = std::aligned_alloc(64, rounded);
-    buffer.size = buffer.data == nullptr ? 0 : rounded;
-    if (buffer.data == nullptr) throw std::bad_alloc();
+    buffer.release();
+    buffer.data = ::operator new(rounded, ScratchBuffer::kAlignment);
+    buffer.size = rounded;
   }
   return buffer.data;
 }

@@ -20,7 +20,11 @@
 #include "ops/rotary_table.h"
 #include "ops/sample.h"
 
+#if defined(_WIN32)
+#define TRIVET_EXPORT extern "C" __declspec(dllexport)
+#else
 #define TRIVET_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace trivet {
 namespace {

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from made_up_bundle import ARTIFACT, EPOCH, ROOT, make_manifest_without_itself, make_tree, verified, write_manifest
 
-from release import provenance
+from release import pipeline, provenance
 from release import verify as verify_module
 from release.archive import sha256_file, tree_files, write_archive
+from release.build import BuildOptions
 from release.errors import ArchiveError, GateError, ManifestError, MatrixError, SignatureError
 from release.evidence import GateResult
 from release.index import check_index, make_index
@@ -278,3 +279,26 @@ def test_contradicting_evidence_is_not_written(fresh: Path, tmp_path: Path, monk
     with pytest.raises(GateError, match="channel is stable"):
         verify(fresh, VerifyOptions(tmp_path / "evidence"))
     assert not (tmp_path / "evidence" / "release-manifest.json").exists()
+
+
+def test_everything_in_one_command(fresh: Path, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps in their order, with a key made for the occasion; what is blocked is signed, but gets no index."""
+    folders = []
+
+    def built(artifact_id: str, options: BuildOptions) -> Path:
+        folders.append(options.work.name)
+        assert options.key is not None and options.key.stat().st_mode & 0o77 == 0
+        provenance.write_envelope(provenance.read_envelope(fresh, None), fresh, options.key)
+        return fresh
+
+    monkeypatch.setattr(pipeline, "build", built)
+    monkeypatch.setattr(pipeline, "rebuild", lambda archive, options, evidence: folders.append(options.work.name))
+    options = BuildOptions("release", fresh.parent, tmp_path / "work")
+    with pytest.raises(ManifestError, match="is blocked"):
+        pipeline.release_all(ARTIFACT, options, tmp_path / "evidence", None)
+    assert folders == ["first", "second"]
+    assert provenance.read_envelope(fresh, tmp_path / "evidence" / "release.pub")
+    failed = {"evidence": {"runtime_verified": {"state": "failed", "reason": "it fell over"}}}
+    monkeypatch.setattr(pipeline, "verify", lambda *_: failed)
+    with pytest.raises(GateError, match="runtime_verified: it fell over"):
+        pipeline.release_all(ARTIFACT, options, tmp_path / "evidence", None)

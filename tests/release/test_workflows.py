@@ -61,9 +61,13 @@ def test_the_workflow_keeps_the_rules(text: str) -> None:
             "        name: Check the tag against the version\n        continue-on-error: true\n",
             "may be left out or fail",
         ),
-        ("          sudo apt-get update\n", "          gh release create x\n", "verify: publishes"),
-        ("    timeout-minutes: 90\n", "", "build: has no timeout"),
-        ("    timeout-minutes: 90\n", "    timeout-minutes: 90\n    secrets: inherit\n", "unknown settings: secrets"),
+        (
+            "          sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0\n",
+            "          gh release create x\n",
+            "verify: publishes",
+        ),
+        ("    timeout-minutes: 150\n", "", "build: has no timeout"),
+        ("    timeout-minutes: 150\n", "    timeout-minutes: 150\n    secrets: inherit\n", "unknown settings: secrets"),
         ("  publish:\n", "  extra:\n", "its jobs are"),
     ],
 )
