@@ -1,12 +1,15 @@
 // Drives the tier kernels over a whole product: quantises activations, hands tiles to threads, applies the epilogue.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "../../common/ort_op.h"
 #include "matmul_kernels.h"
 
 namespace trivet {
+
+inline constexpr size_t kMaxWeights = 3;  // of one product
 
 struct WeightMatrix {
   const WeightFormat* format;

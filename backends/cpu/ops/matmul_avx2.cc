@@ -91,8 +91,6 @@ inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
 inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
 template <class W>
 void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
-template <class W>
-bool multiply_directly(const TileArgs& args);
 
 }  // namespace
 }  // namespace trivet
@@ -153,11 +151,6 @@ inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]) {
     out[1].half[h] = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0xDD));
     rows.prefetch_line();
   }
-}
-
-template <class W>
-bool multiply_directly(const TileArgs&) {
-  return false;
 }
 
 // 16 bytes of each row: out[g] holds dword g of the 16 rows.
@@ -387,6 +380,8 @@ const MatMulKernels kMatMulAvx2 = {
     .q_bytes = 1,
     .quantize = quantize,
     .tile = TRIVET_BLOCK_TILES,
+    .pack = nullptr,
+    .packed_tiles = {},
     .float_tile = float_tile,
     .convert_f16 = convert_f16,
     .convert_bf16 = convert_bf16,

@@ -59,11 +59,6 @@ inline V load_dwords(Rows& rows, int64_t offset);
 inline F load_halves(Rows& rows, int64_t offset);
 inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
 inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
-template <class W>
-void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
-template <class W>
-bool multiply_directly(const TileArgs& args);
-
 }  // namespace
 }  // namespace trivet
 
@@ -209,113 +204,26 @@ void multiply_rows(const TileArgs& args) {
   for (int i = 0; i < MR; i++) _mm512_storeu_ps(args.acc + i * args.acc_stride, sink.acc[i]);
 }
 
+// As kMinPackedRows and more rows are packed, there are at most 3 here.
 template <class W>
-bool multiply_directly(const TileArgs& args) {
-  switch (args.m) {
-    case 1:
-      multiply_rows<W, 1>(args);
-      return true;
-    case 2:
-      multiply_rows<W, 2>(args);
-      return true;
-    case 3:
-      multiply_rows<W, 3>(args);
-      return true;
-    default:
-      return false;
+void few_rows(const TileArgs& args) {
+  if (args.m == 1) {
+    multiply_rows<W, 1>(args);
+  } else if (args.m == 2) {
+    multiply_rows<W, 2>(args);
+  } else {
+    multiply_rows<W, 3>(args);
   }
 }
 
-// The panel times MR activation rows from row `i0` on.
-template <class W, int MR>
-inline void product_rows(const Panel& panel, int count, int64_t first, const TileArgs& args, int64_t i0) {
-  constexpr int kHalves = W::kHalves ? 2 : 1;
-  const int64_t blocks = args.num_blocks;
-  const int64_t k = blocks * kBlock;
-  const int8_t* q = static_cast<const int8_t*>(args.x.q) + i0 * k + first * kBlock;
-  const float* d = args.x.d + i0 * blocks + first;
-  const float* sum = args.x.sum + i0 * blocks + first;
-  const int32_t* correction = args.x.correction + 2 * (i0 * blocks + first);
-  float* out = args.acc + i0 * args.acc_stride;
-  __m512 acc[MR];
-  for (int i = 0; i < MR; i++) acc[i] = first == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out + i * args.acc_stride);
-  for (int b = 0; b < count; b++) {
-    for (int h = 0; h < kHalves; h++) {
-      __m512i dot[MR];
-      for (int i = 0; i < MR; i++) dot[i] = _mm512_set1_epi32(correction[2 * (i * blocks + b) + h]);
-#pragma GCC unroll 8
-      for (int g = 0; g < 8 / kHalves; g++) {
-        const int group = h * 4 + g;
-        const __m512i w = _mm512_load_si512(panel.q[b][group]);
-#pragma GCC unroll 8
-        for (int i = 0; i < MR; i++) {
-          dot[i] = _mm512_dpbusd_epi32(dot[i], w, _mm512_set1_epi32(load_dword(q + i * k + b * kBlock + 4 * group)));
-        }
-      }
-      const __m512 scale = _mm512_load_ps(panel.d[b][h]);
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; i++) {
-        const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(d[i * blocks + b]));
-        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[i])));
-      }
-    }
-    if (W::kMin) {
-      const __m512 minimum = _mm512_load_ps(panel.m[b]);
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; i++) {
-        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(minimum, _mm512_set1_ps(sum[i * blocks + b])));
-      }
-    }
-  }
-  for (int i = 0; i < MR; i++) _mm512_storeu_ps(out + i * args.acc_stride, acc[i]);
-}
+}  // namespace
+}  // namespace trivet
 
-template <class W>
-void product(const Panel& panel, int count, int64_t first, const TileArgs& args) {
-  int64_t i = 0;
-  for (; i + 8 <= args.m; i += 8) product_rows<W, 8>(panel, count, first, args, i);
-  if (i + 4 <= args.m) {
-    product_rows<W, 4>(panel, count, first, args, i);
-    i += 4;
-  }
-  if (i + 2 <= args.m) {
-    product_rows<W, 2>(panel, count, first, args, i);
-    i += 2;
-  }
-  if (i < args.m) product_rows<W, 1>(panel, count, first, args, i);
-}
+#include "matmul_avx512_vnni_packed.inl"
+#include "matmul_avx512_vnni_quantize.inl"
 
-// See matmul_scalar.cc for the definition.
-void quantize(const float* x, int64_t k, void* q_out, float* d, float* sum, int32_t* sums) {
-  auto* q = static_cast<int8_t*>(q_out);
-  const __m512i mask = _mm512_set1_epi32(0x7FFFFFFF);
-  for (int64_t b = 0; b < k / kBlock; b++, x += kBlock, q += kBlock) {
-    const __m512 x0 = _mm512_loadu_ps(x);
-    const __m512 x1 = _mm512_loadu_ps(x + 16);
-    const __m512i a0 = _mm512_and_si512(_mm512_castps_si512(x0), mask);
-    const __m512i a1 = _mm512_and_si512(_mm512_castps_si512(x1), mask);
-    const int bits = _mm512_reduce_max_epi32(_mm512_max_epi32(a0, a1));
-    float amax;
-    __builtin_memcpy(&amax, &bits, sizeof amax);
-    const bool finite = bits < 0x7F800000;
-    if (!finite || amax < 0x1p-112f) {
-      d[b] = finite ? 0.0f : __builtin_nanf("");
-      sum[b] = d[b];
-      sums[2 * b] = sums[2 * b + 1] = 0;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_setzero_si256());
-      continue;
-    }
-    const __m512 inverse = _mm512_set1_ps(127.0f / amax);
-    const __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
-    const __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(q0));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtepi32_epi8(q1));
-    sums[2 * b] = _mm512_reduce_add_epi32(q0);
-    sums[2 * b + 1] = _mm512_reduce_add_epi32(q1);
-    d[b] = amax / 127.0f;
-    sum[b] = d[b] * static_cast<float>(sums[2 * b] + sums[2 * b + 1]);
-  }
-}
+namespace trivet {
+namespace {
 
 // Lanes j and j + 8, then j + 4, j + 2, j + 1 of four accumulators: four sums.
 inline __m128 reduce4(const __m512 v[4]) {
@@ -385,7 +293,9 @@ void convert_bf16(const uint8_t* row, int64_t n, float* out) {
 const MatMulKernels kMatMulAvx512Vnni = {
     .q_bytes = 1,
     .quantize = quantize,
-    .tile = TRIVET_BLOCK_TILES,
+    .tile = TRIVET_BY_FORMAT(few_rows),
+    .pack = pack,
+    .packed_tiles = TRIVET_BY_FORMAT(packed_tiles),
     .float_tile = float_tile,
     .convert_f16 = convert_f16,
     .convert_bf16 = convert_bf16,

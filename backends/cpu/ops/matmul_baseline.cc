@@ -105,8 +105,6 @@ inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
 inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
 template <class W>
 void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
-template <class W>
-bool multiply_directly(const TileArgs& args);
 
 }  // namespace
 }  // namespace trivet
@@ -131,11 +129,6 @@ inline F load_halves(Rows& rows, int64_t offset) { return half_to_float16(load_d
 inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]) {
   out[0] = load_dwords(rows, offset);
   out[1] = load_dwords(rows, offset + 4);
-}
-
-template <class W>
-bool multiply_directly(const TileArgs&) {
-  return false;
 }
 
 // 16 bytes of each row: out[g] holds dword g of the 16 rows.
@@ -352,6 +345,8 @@ const MatMulKernels kMatMulBaseline = {
     .q_bytes = 2,
     .quantize = quantize,
     .tile = TRIVET_BLOCK_TILES,
+    .pack = nullptr,
+    .packed_tiles = {},
     .float_tile = float_tile,
     .convert_f16 = convert_f16,
     .convert_bf16 = convert_bf16,

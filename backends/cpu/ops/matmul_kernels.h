@@ -13,7 +13,9 @@ namespace trivet {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kBlock = 32;        // elements that share an activation scale
-inline constexpr int kPanelBlocks = 16;  // 32-blocks that are unpacked at a time; whole 256-blocks
+inline constexpr int kPanelBlocks = 20;  // most 32-blocks that are unpacked at a time
+inline constexpr int kGroupRows = 6;     // most rows of a group of packed activations
+inline constexpr int kMinPackedRows = 4;
 inline constexpr int kNumFormats = 11;
 
 // 16 weight rows x 32 elements, unsigned integers as stored plus scales, of kPanelBlocks blocks:
@@ -46,6 +48,42 @@ struct TileArgs {
   Panel* panel;  // scratch
 };
 
+// Rows of activations in groups of nearly equal size, for tiers that multiply a group at a time.
+struct RowGroups {
+  int64_t rows;
+  int64_t count;
+
+  RowGroups(int64_t m, int64_t groups) : rows(m), count(groups) {}
+  explicit RowGroups(int64_t m) : RowGroups(m, (m + kGroupRows - 1) / kGroupRows) {}
+  int64_t start(int64_t group) const { return group * rows / count; }
+};
+
+// Bytes of a row's 32-block in packed activations. A group is packed by itself; per 32-block of its r rows:
+//
+//   int8 q[r][32]
+//   float d[r]
+//   float sum[r], with a zero point of 0; else int32 correction[r], or correction[2][r] with halves
+constexpr int64_t packed_block_bytes(bool halves) { return kBlock + 4 + (halves ? 8 : 4); }
+
+// Results of 32 weight rows: those of rows 16 t ... 16 t + 15 are at tile[t], one activation row every `stride` floats.
+struct Sums {
+  float* tile[2];
+  int64_t stride;
+};
+
+struct PackedTileArgs {
+  const uint8_t* weight;  // 32 rows
+  int64_t row_bytes;
+  int64_t num_blocks;  // k / 32
+  const uint8_t* x;    // packed activations of all groups
+  RowGroups groups;
+  int64_t first_group;  // those to multiply: [first_group, last_group)
+  int64_t last_group;
+  Sums y;          // from the first group's first row on
+  float* partial;  // scratch: 32 floats per row, aligned to 64 bytes
+  Panel* panels;   // scratch, 2
+};
+
 struct FloatTileArgs {
   const float* weight;  // [n, k], n <= 16
   int64_t weight_stride;
@@ -65,6 +103,10 @@ struct MatMulKernels {
   // Quantises one row. sums: [k / 32, 2], sum of q per half.
   void (*quantize)(const float* x, int64_t k, void* q, float* d, float* sum, int32_t* sums);
   void (*tile[kNumFormats])(const TileArgs& args);  // by Format; null for float formats
+  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes the rows of one group, quantised.
+  void (*pack)(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
+               uint8_t* out);
+  void (*packed_tiles[kNumFormats])(const PackedTileArgs& args);
   void (*float_tile)(const FloatTileArgs& args);
   // Conversion of a row, whole blocks; null = WeightFormat::dequantize.
   void (*convert_f16)(const uint8_t* row, int64_t n, float* out);

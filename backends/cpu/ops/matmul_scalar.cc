@@ -189,6 +189,8 @@ const MatMulKernels kMatMulScalar = {
     .quantize = quantize,
     .tile = {nullptr, nullptr, nullptr, tile<Format::kQ4_0>, tile<Format::kQ4_1>, tile<Format::kQ5_0>,
              tile<Format::kQ5_1>, tile<Format::kQ8_0>, tile<Format::kQ4_K>, tile<Format::kQ5_K>, tile<Format::kQ6_K>},
+    .pack = nullptr,
+    .packed_tiles = {},
     .float_tile = float_tile,
     .convert_f16 = nullptr,
     .convert_bf16 = nullptr,

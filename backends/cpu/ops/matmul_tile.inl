@@ -4,9 +4,8 @@
 // Everything happens on the bytes of 16 rows at once: `V` holds one dword per row, so a shift or mask serves 16 rows x
 // 4 elements, and a format is only a recipe of loads, shifts and masks. The including file defines, in its anonymous
 // namespace: V (16 dwords) with operators & | ^, shl, shr, sra; splat; F (16 floats) with mul, neg; to_float;
-// half_to_float16; load_halves, load_dword_pairs, load_transposed, store, spread_bits; product<W>, which multiplies a
-// panel; kUnroll, the unrolling of loops over parts of a block; and multiply_directly<W>, which multiplies a few
-// activation rows without one, or returns false.
+// half_to_float16; load_halves, load_dword_pairs, load_transposed, store, spread_bits; kUnroll, the unrolling of loops
+// over parts of a block; and where tile<W> is used product<W>, which multiplies a panel.
 
 #define TRIVET_INLINE [[gnu::always_inline]] inline
 
@@ -338,12 +337,21 @@ struct PanelSink {
   TRIVET_INLINE void advance(int blocks) { first += blocks; }
 };
 
+// Blocks to unpack at a time, `limit` at most: whole format blocks, and about as many in the last panel as in the
+// others.
+template <class W>
+int64_t panel_blocks(int64_t num_blocks, int64_t limit) {
+  const int64_t most = (limit < W::kBlocks ? W::kBlocks : limit) / W::kBlocks * W::kBlocks;
+  const int64_t panels = (num_blocks + most - 1) / most;
+  return ((num_blocks + panels - 1) / panels + W::kBlocks - 1) / W::kBlocks * W::kBlocks;
+}
+
 template <class W>
 void tile(const TileArgs& args) {
-  if (multiply_directly<W>(args)) return;
   Rows rows(args);
-  for (int64_t first = 0; first < args.num_blocks; first += kPanelBlocks) {
-    const int count = static_cast<int>(args.num_blocks - first < kPanelBlocks ? args.num_blocks - first : kPanelBlocks);
+  const int64_t most = panel_blocks<W>(args.num_blocks, kPanelBlocks);
+  for (int64_t first = 0; first < args.num_blocks; first += most) {
+    const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
     PanelSink<W> sink{*args.panel};
     unpack_blocks<W>(rows, count, sink);
     product<W>(*args.panel, count, first, args);
@@ -353,7 +361,7 @@ void tile(const TileArgs& args) {
 }  // namespace
 }  // namespace trivet
 
-// The entries of MatMulKernels::tile, in the order of enum Format.
-#define TRIVET_BLOCK_TILES                                                 \
-  {nullptr,    nullptr,    nullptr,    tile<Q4_0>, tile<Q4_1>, tile<Q5_0>, \
-   tile<Q5_1>, tile<Q8_0>, tile<Q4_K>, tile<Q5_K>, tile<Q6_K>}
+// A function template's instances in the order of enum Format.
+#define TRIVET_BY_FORMAT(f) \
+  {nullptr, nullptr, nullptr, f<Q4_0>, f<Q4_1>, f<Q5_0>, f<Q5_1>, f<Q8_0>, f<Q4_K>, f<Q5_K>, f<Q6_K>}
+#define TRIVET_BLOCK_TILES TRIVET_BY_FORMAT(tile)

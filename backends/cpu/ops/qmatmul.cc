@@ -3,7 +3,6 @@
 namespace trivet {
 namespace {
 
-constexpr size_t kMaxWeights = 3;
 constexpr size_t kFirstWeight = 2;  // index of w0 among the inputs
 
 Epilogue parse_epilogue(const std::string& name) {

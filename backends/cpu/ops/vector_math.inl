@@ -22,8 +22,8 @@ inline VecF vec_select(VecI mask, VecF yes, VecF no) { return (VecF)((mask & (Ve
 // e^x with about 1 ulp; x is limited to [-87, 88]; NaN stays NaN.
 inline VecF vec_exp(VecF x) {
   const VecF zero = {};
-  x = vec_select(x < zero - 87.0f, zero - 87.0f, x);
-  x = vec_select(x > zero + 88.0f, zero + 88.0f, x);
+  x = x < zero - 87.0f ? zero - 87.0f : x;
+  x = x > zero + 88.0f ? zero + 88.0f : x;
   // Adding 1.5 * 2^23 leaves the nearest integer of x / ln 2 in the low bits.
   const VecF shifted = x * 1.44269504f + 12582912.0f;
   const VecF n = shifted - 12582912.0f;

@@ -1,0 +1,163 @@
+// Four and more activation rows with AVX-512 VNNI: two tiles of weights, unpacked, times groups of up to kGroupRows
+// packed rows. A broadcast of 4 activations serves both tiles, and everything of a group is one sequential stream; what
+// is left to wait for is the multiplications: 8 dot products and 2 or 3 scalings per row, tile and 32-block.
+// Included by matmul_avx512_vnni.cc.
+
+namespace trivet {
+namespace {
+
+// What of a format matters once it is unpacked: formats that agree in it share their code.
+template <bool kHasMin, bool kHasHalves>
+struct Scaling {
+  static constexpr bool kMin = kHasMin;
+  static constexpr bool kHalves = kHasHalves;
+};
+
+constexpr int64_t kFewBlocks = 4;
+
+template <class S>
+constexpr int64_t kPackedBytes = packed_block_bytes(S::kHalves);
+
+// Keeps the compiler from loading a broadcast anew for every use.
+TRIVET_INLINE __m512i broadcast(const void* p) {
+  __m512i v = _mm512_set1_epi32(load_dword(p));
+  asm("" : "+v"(v));
+  return v;
+}
+
+// One 32-block of MR rows times one of both tiles.
+template <class S, int MR>
+TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, __m512 acc[MR][2]) {
+  constexpr int kHalves = S::kHalves ? 2 : 1;
+  const uint8_t* scale = x + MR * kBlock;
+  const uint8_t* last = scale + 4 * MR;
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; h++) {
+    __m512i dot[MR][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++) {
+      dot[i][0] = S::kMin ? _mm512_setzero_si512() : broadcast(last + 4 * (h * MR + i));
+      dot[i][1] = dot[i][0];
+    }
+#pragma GCC unroll 8
+    for (int g = h * 4; g < h * 4 + 8 / kHalves; g++) {
+      const __m512i w0 = _mm512_load_si512(panels[0].q[b][g]);
+      const __m512i w1 = _mm512_load_si512(panels[1].q[b][g]);
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; i++) {
+        const __m512i four = broadcast(x + i * kBlock + 4 * g);
+        dot[i][0] = _mm512_dpbusd_epi32(dot[i][0], w0, four);
+        dot[i][1] = _mm512_dpbusd_epi32(dot[i][1], w1, four);
+      }
+    }
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) {
+      const __m512 d = _mm512_load_ps(panels[t].d[b][h]);
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; i++) {
+        const __m512 factor = _mm512_mul_ps(d, _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(scale + 4 * i))));
+        acc[i][t] = _mm512_add_ps(acc[i][t], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[i][t])));
+      }
+    }
+  }
+  if constexpr (S::kMin) {
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) {
+      const __m512 minimum = _mm512_load_ps(panels[t].m[b]);
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; i++) {
+        const __m512 sum = _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(last + 4 * i)));
+        acc[i][t] = _mm512_add_ps(acc[i][t], _mm512_mul_ps(minimum, sum));
+      }
+    }
+  }
+}
+
+// The panels' `count` blocks times one group, added to the sums so far where there are some.
+template <class S, int MR>
+void multiply_group(const Panel* panels, int count, const uint8_t* x, const float* before, const Sums& after) {
+  __m512 acc[MR][2];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) {
+      acc[i][t] = before == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(before + (2 * i + t) * kTileRows);
+    }
+  }
+  for (int b = 0; b < count; b++, x += MR * kPackedBytes<S>) {
+    multiply_block<S, MR>(panels, b, x, acc);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) _mm512_storeu_ps(after.tile[t] + i * after.stride, acc[i][t]);
+  }
+}
+
+template <class S>
+constexpr decltype(&multiply_group<S, 1>) kMultiplyGroup[kGroupRows] = {multiply_group<S, 1>, multiply_group<S, 2>,
+                                                                        multiply_group<S, 3>, multiply_group<S, 4>,
+                                                                        multiply_group<S, 5>, multiply_group<S, 6>};
+
+template <class W>
+void packed_tiles(const PackedTileArgs& args) {
+  using S = Scaling<W::kMin, W::kHalves>;
+  const auto tile_rows = [&](int t) {
+    const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
+    return Rows(TileArgs{weight, args.row_bytes, args.num_blocks, {}, 0, nullptr, 0, nullptr});
+  };
+  Rows rows[2] = {tile_rows(0), tile_rows(1)};
+  const int64_t first_row = args.groups.start(args.first_group);
+  const int64_t most =
+      panel_blocks<W>(args.num_blocks, args.last_group - args.first_group > 4 ? kPanelBlocks : kFewBlocks);
+  for (int64_t first = 0; first < args.num_blocks; first += most) {
+    const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
+    for (int t = 0; t < 2; t++) {
+      PanelSink<W> sink{args.panels[t]};
+      Rows own = rows[t];  // a copy stays in registers
+      unpack_blocks<W>(own, count, sink);
+      rows[t] = own;
+    }
+    const bool last = first + count == args.num_blocks;
+    for (int64_t g = args.first_group; g < args.last_group; g++) {
+      const int64_t row = args.groups.start(g);
+      const int64_t size = args.groups.start(g + 1) - row;
+      const uint8_t* x = args.x + (row * args.num_blocks + size * first) * kPackedBytes<S>;
+      const int64_t i = row - first_row;
+      float* partial = args.partial + i * 2 * kTileRows;
+      const Sums after =
+          last ? Sums{{args.y.tile[0] + i * args.y.stride, args.y.tile[1] + i * args.y.stride}, args.y.stride}
+               : Sums{{partial, partial + kTileRows}, 2 * kTileRows};
+      kMultiplyGroup<S>[size - 1](args.panels, count, x, first == 0 ? nullptr : partial, after);
+    }
+  }
+}
+
+// Per 32-block: q[rows][32], d[rows]; then for a zero point of 0 sum[rows], else what corrects for it:
+// correction[rows], or with halves correction[2][rows].
+void pack(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
+          uint8_t* out) {
+  const auto* q = static_cast<const uint8_t*>(x.q);
+  for (int64_t b = 0; b < blocks; b++) {
+    for (int64_t i = 0; i < rows; i++) {
+      __builtin_memcpy(out + i * kBlock, q + (i * blocks + b) * kBlock, kBlock);
+    }
+    out += rows * kBlock;
+    auto* values = reinterpret_cast<float*>(out);
+    auto* corrections = reinterpret_cast<int32_t*>(out) + rows;
+    for (int64_t i = 0; i < rows; i++) {
+      const int64_t at = i * blocks + b;
+      values[i] = x.d[at];
+      if (zero_point == 0) {
+        values[rows + i] = x.sum[at];
+      } else {
+        corrections[i] = -zero_point * (halves ? sums[2 * at] : sums[2 * at] + sums[2 * at + 1]);
+        if (halves) corrections[rows + i] = -zero_point * sums[2 * at + 1];
+      }
+    }
+    out += rows * (halves ? 12 : 8);
+  }
+}
+
+}  // namespace
+}  // namespace trivet
