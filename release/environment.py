@@ -25,7 +25,8 @@ DEFAULT_PYTHON = Path("/usr/bin/python3")
 BACK_ENDS = ("TRIVET_CUDA=OFF",)
 _BUILD_CONSTRAINTS = PINS / "build-constraints.txt"
 _BOOTLOADER = {"PYINSTALLER_COMPILE_BOOTLOADER": "1", "PYINSTALLER_BOOTLOADER_WAF_ARGS": "--static-zlib"}
-_NUMPY_OPTIONS = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-baseline=none")
+# One path for every CPU and one with AVX2: the kernels are not numpy's, and each further path costs minutes and size.
+_NUMPY_OPTIONS = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-baseline=none", "-Dcpu-dispatch=X86_V3")
 
 
 @dataclass(frozen=True, slots=True)
