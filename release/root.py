@@ -168,7 +168,7 @@ def _make(making: Path, digest: str) -> None:
     shutil.copyfile(RECIPE / "compile.sh", making / "sources" / "compile.sh")
     _change(making, ["sh", "/sources/compile.sh"])
     _write_facts(making, digest, pins)
-    shutil.rmtree(making / "sources")
+    _change(making, ["sh", "-euc", "apt-get clean; rm -rf /sources/* /var/lib/apt/lists/*"])
 
 
 def _write_apt_sources(path: Path) -> None:

@@ -29,6 +29,9 @@ make -j1 install_sw >>/compile/openssl.log 2>&1 || { tail -n 40 /compile/openssl
 ldconfig
 
 unpack python3.11
+# A built-in module, as in Debian: a security patch of it needs the interpreter's own headers.
+echo 'pyexpat pyexpat.c expat/xmlparse.c expat/xmlrole.c expat/xmltok.c -I$(srcdir)/Modules/expat' \
+  '-DHAVE_EXPAT_CONFIG_H=1 -DXML_POOR_ENTROPY=1' >Modules/Setup.local
 ./configure --prefix=/usr/local --enable-shared --without-ensurepip --disable-test-modules --without-static-libpython \
   --with-openssl=/usr/local >/compile/python.log 2>&1 || { tail -n 40 /compile/python.log; exit 1; }
 make >>/compile/python.log 2>&1 || { tail -n 40 /compile/python.log; exit 1; }
@@ -36,7 +39,7 @@ make -j1 install >>/compile/python.log 2>&1 || { tail -n 40 /compile/python.log;
 ldconfig
 # The folder that it was compiled in is nobody's business.
 find /usr/local/lib/python3.11 -name '_sysconfigdata*.py' -o -name Makefile | xargs sed -i 's|/compile/|/usr/local/src/|g'
-python3.11 -c 'import _ctypes, _uuid, bz2, hashlib, lzma, mmap, ssl, zlib; assert ssl.OPENSSL_VERSION_INFO >= (3,)'
+python3.11 -c 'import _ctypes, _elementtree, _uuid, bz2, hashlib, lzma, mmap, pyexpat, ssl, zlib; assert ssl.OPENSSL_VERSION_INFO >= (3,)'
 packages=$(python3.11 -c 'import site; print(site.getsitepackages()[0])')
 mkdir -p "$packages"
 python3.11 -m zipfile -e /sources/pip-*.whl "$packages"
