@@ -90,8 +90,6 @@ inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
 inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
 template <class W>
 void product(const Panel& panel, int count, int64_t first, const TileArgs& args);
-template <class W>
-bool multiply_directly(const TileArgs& args);
 
 }  // namespace
 }  // namespace trivet
@@ -144,11 +142,6 @@ inline void load_transposed(Rows& rows, int64_t offset, V out[4]) {
     out[2].quarter[i] = vreinterpretq_u32_u64(vtrn2q_u64(even01, even23));
     out[3].quarter[i] = vreinterpretq_u32_u64(vtrn2q_u64(odd01, odd23));
   }
-}
-
-template <class W>
-bool multiply_directly(const TileArgs&) {
-  return false;
 }
 
 // A group of a panel block: 4 elements of each of the 16 rows.
@@ -327,6 +320,8 @@ constexpr MatMulKernels kMatMulKernels = {
     .q_bytes = 1,
     .quantize = quantize,
     .tile = TRIVET_BLOCK_TILES,
+    .pack = nullptr,
+    .packed_tiles = {},
     .float_tile = float_tile,
     .convert_f16 = convert_f16,
     .convert_bf16 = convert_bf16,
