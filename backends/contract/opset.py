@@ -49,7 +49,7 @@ OPS: dict[str, OpSchema] = {
         # Reads merged rows qkv[T, (num_heads + 2 * num_kv_heads) * head_dim]; applies q_norm/k_norm (RMSNorm over
         # head_dim, if given) and rope (cos_sin), writes K and V to the slots of the KV cache, attends over the block
         # table with causal masking by absolute position. kv_cache_out is the same memory as kv_cache.
-        #   kv_offset: elements per token that the layers before this one hold in a block (see KV layout below)
+        #   kv_offset: elements per token that the layers before this one hold (see KV layout below)
         #   rope_interleaved: 1 = pairs (2i, 2i+1), 0 = pairs (i, i + rotary_dim/2)
         #   sliding_window: 0 = none; else key position > query position - sliding_window
         #   soft_cap: 0 = none; else scores = soft_cap * tanh(scores / soft_cap)
@@ -114,9 +114,13 @@ OPS: dict[str, OpSchema] = {
 }
 
 # --- KV layout -------------------------------------------------------------------------------------------------
-# kv_cache: uint8 [num_blocks, block_size * elements_per_token * dtype_bytes], block 0 is the null block.
-# Inside a block, a layer starts at element kv_offset * block_size and holds
-# [2 (K, V), num_kv_heads, block_size, head_dim]. kv_layout: int32 [2] = (KV dtype code, block_size).
+# kv_cache: uint8 [num_blocks, block_size * elements_per_token * dtype_bytes], block 0 is the null block. kv_layout:
+# int32 [2] = (KV dtype code, block_size). Only PagedAttention looks inside, so each device orders it for its own reads:
+#   CPU: a layer starts at element kv_offset * num_blocks * block_size and holds, block by block, for each KV head the
+#   keys [head_dim, block_size], then the values [block_size, head_dim]. So a vector of keys is one load, and a layer
+#   reads the blocks of a sequence, mostly neighbours, as one stream.
+#   CUDA: a block holds all layers; in it a layer starts at element kv_offset * block_size and holds
+#   [2 (K, V), num_kv_heads, block_size, head_dim].
 KV_DTYPES: Final[dict[str, tuple[int, int]]] = {  # name -> (code, bytes per element)
     "float32": (0, 4),
     "float16": (1, 2),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from trivet.backends.contract.opset import KV_DTYPES, OPS
+from trivet.backends.contract.opset import OPS
 
 Array = NDArray[Any]
 
@@ -65,6 +65,7 @@ class AttentionShape:
     block_size: int = 16
     kv_dtype: str = "float32"
     elements_per_token: int = 0  # of all layers; 0 = just this one
+    device: str = "cpu"  # whose KV layout
 
     @property
     def row_elements(self) -> int:
@@ -73,14 +74,20 @@ class AttentionShape:
     def attributes(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in OPS["PagedAttention"].attributes}
 
-    def layer_view(self, kv_cache: Array) -> Array:
-        """[num_blocks, 2, num_kv_heads, block_size, head_dim] view of this layer in the cache's bytes."""
-        stored = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[self.kv_dtype]
-        width = KV_DTYPES[self.kv_dtype][1]
-        start = self.kv_offset * self.block_size * width
-        size = 2 * self.num_kv_heads * self.block_size * self.head_dim * width
-        layer = kv_cache[:, start : start + size].view(stored)
-        return layer.reshape(len(kv_cache), 2, self.num_kv_heads, self.block_size, self.head_dim)
+    def layer_views(self, kv_cache: Array) -> tuple[Array, Array]:
+        """This layer's keys and values in the cache's bytes: views [num_blocks, num_kv_heads, block_size, head_dim]."""
+        stored = kv_cache.view({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[self.kv_dtype])
+        blocks, heads, size, dim = len(kv_cache), self.num_kv_heads, self.block_size, self.head_dim
+        start, elements = self.kv_offset * size, 2 * heads * size * dim
+        if self.device == "cuda":
+            rows = stored[:, start : start + elements].reshape(blocks, 2, heads, size, dim)
+            return rows[:, 0], rows[:, 1]
+        layer = stored.reshape(-1)[start * blocks : (start + elements) * blocks].reshape(blocks, heads, 2, size * dim)
+        keys, values = (
+            layer[:, :, 0].reshape(blocks, heads, dim, size),
+            layer[:, :, 1].reshape(blocks, heads, size, dim),
+        )
+        return keys.swapaxes(2, 3), values
 
 
 def _rope(x: Array, cos_sin: Array, interleaved: int) -> Array:
@@ -108,18 +115,18 @@ def paged_attention(shape: AttentionShape, inputs: dict[str, Array | None]) -> t
         k = rms_norm(k, given["k_norm"], s.norm_eps)
     q, k = _rope(q, given["cos_sin"], s.rope_interleaved), _rope(k, given["cos_sin"], s.rope_interleaved)
     cache = given["kv_cache"].copy()
-    layer = s.layer_view(cache)
+    layer = s.layer_views(cache)
     for t, slot in enumerate(given["slot_mapping"]):
         if slot >= 0:
             block, offset = divmod(int(slot), s.block_size)
-            layer[block, 0, :, offset] = to_kv_dtype(k[t], s.kv_dtype)
-            layer[block, 1, :, offset] = to_kv_dtype(v[t], s.kv_dtype)
+            for stored, row in zip(layer, (k[t], v[t]), strict=True):
+                stored[block, :, offset] = to_kv_dtype(row, s.kv_dtype)
     out = np.zeros((tokens, s.num_heads, s.head_dim))
     starts = given["query_start_loc"]
     for r, seq_len in enumerate(given["seq_lens"]):
         blocks = given["block_table"][r, : -(-int(seq_len) // s.block_size)]
-        kv = from_kv_dtype(layer[blocks], s.kv_dtype).astype(np.float64)
-        kv = kv.transpose(1, 2, 0, 3, 4).reshape(2, s.num_kv_heads, -1, s.head_dim)[:, :, :seq_len]
+        kv = from_kv_dtype(np.stack([stored[blocks] for stored in layer]), s.kv_dtype).astype(np.float64)
+        kv = kv.swapaxes(1, 2).reshape(2, s.num_kv_heads, -1, s.head_dim)[:, :, :seq_len]
         for t in range(starts[r], starts[r + 1]):
             out[t] = _attend_one(s, q[t], kv, int(given["positions"][t]), given.get("sinks"))
     return out.reshape(tokens, -1), cache

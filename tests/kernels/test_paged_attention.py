@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trivet.backends.contract.opset import KV_DTYPES
 
 from .reference_attention import AttentionShape, from_kv_dtype, paged_attention, rotary_table
-from .single_op import available_tiers, run_op
+from .single_op import CUDA_TIER, available_tiers, run_op
 
 Array = NDArray[Any]
 TIERS = available_tiers()
@@ -37,7 +37,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(1)
-        s = self.shape
+        s = self.shape = replace(self.shape, device="cuda" if self.tier == CUDA_TIER else "cpu")
         counts = [-(-len(rows) // s.block_size) for rows in self.tokens]
         ids = (rng.permutation(sum(counts)) + 1).tolist()
         if not self.blocks:
@@ -106,15 +106,17 @@ class Cache:
         out = self.run(inputs)
         expected, expected_cache = paged_attention(self.shape, inputs)
         ulp = KV_ULP[self.shape.kv_dtype]
-        stored = from_kv_dtype(self.shape.layer_view(self.memory.copy()), self.shape.kv_dtype)
-        wanted = from_kv_dtype(self.shape.layer_view(expected_cache.copy()), self.shape.kv_dtype)
+        stored, wanted = (
+            from_kv_dtype(np.stack(self.shape.layer_views(memory)), self.shape.kv_dtype)
+            for memory in (self.memory, expected_cache)
+        )
         np.testing.assert_allclose(stored, wanted, rtol=1.01 * ulp, atol=3e-6, equal_nan=True)
         touched = np.zeros(self.memory.shape, np.uint8)
-        layer = self.shape.layer_view(touched)
-        written = layer.view(f"u{layer.itemsize}")
         for slot in inputs["slot_mapping"] if inputs["slot_mapping"] is not None else []:
             block, offset = divmod(int(slot), self.shape.block_size)
-            written[block, :, :, offset] = np.iinfo(written.dtype).max
+            for layer in self.shape.layer_views(touched):
+                written = layer.view(f"u{layer.itemsize}")
+                written[block, :, offset] = np.iinfo(written.dtype).max
         before = inputs["kv_cache"]
         assert before is not None
         untouched = touched == 0
@@ -146,6 +148,8 @@ VARIANTS: dict[str, tuple[AttentionShape, dict[str, Any]]] = {
     "head_512": (replace(BASE, num_heads=1, num_kv_heads=1, head_dim=512, scale=0.04), {}),
     "interleaved": (replace(BASE, rope_interleaved=1), {"rotary_dim": 20}),
     "no_rope": (BASE, {"rotary_dim": 0}),
+    "block_24": (replace(BASE, block_size=24, kv_dtype="float16"), {}),
+    "block_64": (replace(BASE, block_size=64, num_heads=14, num_kv_heads=2), {}),
     "window_1": (replace(BASE, sliding_window=1), {}),
     "window_5": (replace(BASE, sliding_window=5, block_size=3), {}),
     "window_300": (replace(BASE, sliding_window=300), {}),
@@ -236,6 +240,24 @@ def test_a_row_never_reads_a_later_value(tier: str) -> None:
     tokens[0][21, 12 * 64 :] = np.inf
     out = Cache(BASE, tokens, tier).step((0, 0, 40))
     assert out[:21].tobytes() == clean[:21].tobytes() and not np.isfinite(out[21:]).any()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("window", [5, 64, 300])
+def test_a_window_layer_reads_only_its_window(window: int, tier: str) -> None:
+    """Everything older than the window may hold anything: the blocks are there, their content is not looked at."""
+    shape = replace(BASE, sliding_window=window, kv_dtype="float16")
+    cache = Cache(shape, make_tokens(shape, 420), tier)
+    cache.step((0, 0, 400))
+    before = cache.memory.copy()
+    expected = [cache.step((0, t, t + 1)).tobytes() for t in range(400, 420)]
+    cache.memory = before
+    for t in range(400, 420):
+        for position in range(t + 1 - window):
+            block, offset = divmod(position, shape.block_size)
+            for stored in cache.shape.layer_views(cache.memory):
+                stored[cache.blocks[0][block], :, offset] = np.nan
+        assert cache.step((0, t, t + 1)).tobytes() == expected[t - 400], t
 
 
 @pytest.mark.parametrize("tier", TIERS)

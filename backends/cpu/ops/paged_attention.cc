@@ -15,7 +15,7 @@ constexpr TierTable<AttentionKernels> kKernels = TRIVET_TIERS(kAttention);
 constexpr int64_t kMaxItemRows = 96;          // rows that share one packed KV tile
 constexpr int64_t kMinItemRows = 16;          // below this, packing a tile costs more than an idle thread
 constexpr int64_t kTasksPerThread = 4;        // for an even load under causal masking
-constexpr int64_t kPrepareTokens = 8;         // tokens per task of step 1
+constexpr int64_t kPrepareTokens = 32;        // tokens per task of step 1
 constexpr int64_t kSerialWork = 1 << 16;      // multiply-adds that one thread does sooner than it wakes another
 constexpr int64_t kMaxSplitFloats = 8 << 20;  // memory bound of partition states
 
@@ -181,7 +181,7 @@ class Attention {
     const int64_t rows = item.num_tokens * p_.group;
     clear(total, rows);
     for (int64_t i = first_partition(p_, item); i < end_partition(item); ++i) {
-      kernels_.attend(p_, item, i, queries_, scratch, part);
+      kernels_.attend(p_, item, i, i + 1 < end_partition(item), queries_, scratch, part);
       kernels_.merge(p_, rows, part, total);
     }
     kernels_.finish(p_, item, total);
@@ -195,11 +195,17 @@ class Attention {
     for (int64_t i = 0; i < num_items_; ++i) {
       for (int64_t k = first_partition(p_, items_[i]); k < end_partition(items_[i]); ++k) tasks[count++] = {i, k};
     }
-    pool_.parallel_for(num_tasks_, [&](int64_t i, int) {
+    // Neighbours in memory go to one thread, a few pieces each.
+    const int64_t piece = ceil_div(num_tasks_, kTasksPerThread * pool_.num_threads());
+    pool_.parallel_for(ceil_div(num_tasks_, piece), [&](int64_t i, int) {
       AttentionScratch scratch;
       thread_floats(scratch);
-      kernels_.attend(p_, items_[tasks[i].item], tasks[i].partition, queries_, scratch,
-                      state_at(states + i * state_floats_));
+      const int64_t end = std::min(num_tasks_, (i + 1) * piece);
+      for (int64_t k = i * piece; k < end; ++k) {
+        const bool more = k + 1 < end && tasks[k + 1].item == tasks[k].item;
+        kernels_.attend(p_, items_[tasks[k].item], tasks[k].partition, more, queries_, scratch,
+                        state_at(states + k * state_floats_));
+      }
     });
     AttentionScratch scratch;
     const AttentionState total = state_at(thread_floats(scratch));
@@ -297,7 +303,6 @@ void bind_cache(PagedAttentionParams& p, KernelContext& ctx) {
     fail("kv_cache: expected blocks of at least " + std::to_string(needed) + " bytes, a multiple of " +
          std::to_string(block_size * width) + ", got shape " + cache.shape_text());
   }
-  p.block_stride = cache.shape[1] / width;
   const Tensor out = ctx.output(1, cache.shape);
   if (out.data != cache.data && cache.size() > 0) {
     std::memcpy(out.data, cache.data, static_cast<size_t>(cache.size()));  // the caller bound them apart

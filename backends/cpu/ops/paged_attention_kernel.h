@@ -16,11 +16,10 @@ inline constexpr int64_t kMaxHeadDim = 512;
 struct PagedAttentionParams {
   int64_t num_tokens, num_requests, num_blocks, max_blocks;
   int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
-  int64_t group;         // query heads per KV head
-  int64_t padded_dim;    // head_dim in whole vectors of any tier: elements of an accumulator row
-  int64_t block_size;    // tokens
-  int64_t block_stride;  // KV elements from one block to the next
-  int64_t kv_offset;     // KV elements per token that earlier layers hold in a block
+  int64_t group;       // query heads per KV head
+  int64_t padded_dim;  // head_dim in whole vectors of any tier: elements of an accumulator row
+  int64_t block_size;  // tokens
+  int64_t kv_offset;   // KV elements per token that earlier layers hold
   int64_t sliding_window;
   float scale, soft_cap, norm_eps;
   bool rope_interleaved;
@@ -35,7 +34,7 @@ struct PagedAttentionParams {
   const float* q_norm;             // [head_dim] or null
   const float* k_norm;             // [head_dim] or null
   const float* sinks;              // [num_heads] or null
-  void* kv_cache;                  // [num_blocks, block_stride]
+  void* kv_cache;                  // laid out as opset.py says
   float* out;                      // [num_tokens, num_heads head_dim]
 };
 
@@ -55,7 +54,7 @@ struct AttentionState {
 
 // Per-thread scratch, floats.
 struct AttentionScratch {
-  float* keys;    // [head_dim, kTileKeys], transposed
+  float* keys;    // [head_dim, kTileKeys]
   float* values;  // [kTileKeys, padded_dim]
   float* scores;  // [4, kTileKeys], for the rows of one register tile
 };
@@ -63,9 +62,10 @@ struct AttentionScratch {
 struct AttentionKernels {
   // Normalises, rotates and scales the token's query heads into q [num_heads, head_dim]; stores its K and V.
   void (*prepare)(const PagedAttentionParams& params, int64_t token, float* q);
-  // The state of the item over the keys of one partition, starting from nothing. queries: [num_tokens, heads, dim].
-  void (*attend)(const PagedAttentionParams& params, const AttentionItem& item, int64_t partition, const float* queries,
-                 const AttentionScratch& scratch, const AttentionState& state);
+  // The state of the item over the keys of one partition, starting from nothing. `more`: this thread goes on with the
+  // partition that follows. queries: [num_tokens, heads, dim].
+  void (*attend)(const PagedAttentionParams& params, const AttentionItem& item, int64_t partition, bool more,
+                 const float* queries, const AttentionScratch& scratch, const AttentionState& state);
   // total = total merged with the partition that follows it.
   void (*merge)(const PagedAttentionParams& params, int64_t rows, const AttentionState& part,
                 const AttentionState& total);

@@ -63,24 +63,4 @@ inline float reduce_add(Vec x) {
   return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
 }
 
-// 2x2 transposes of 1, then 2, then 4 lanes.
-inline void transpose(Vec (&rows)[8]) {
-  __m256 t[8];
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
-    t[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
-  }
-  __m256 u[8];
-  for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    rows[i].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-    rows[i + 4].v = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
-  }
-}
-
 }  // namespace

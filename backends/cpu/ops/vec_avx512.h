@@ -66,30 +66,4 @@ inline float reduce_add(Vec x) {
   return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
 }
 
-// 2x2 transposes of 1 and 2 lanes inside 128-bit quarters, then a 4x4 transpose of the quarters.
-inline void transpose(Vec (&rows)[16]) {
-  __m512 t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
-    t[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
-  }
-  __m512 u[16];  // u[4 a + c], quarter q: column 4 q + c of rows 4 a .. 4 a + 3
-  for (int i = 0; i < 16; i += 4) {
-    u[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-    u[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-    u[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    u[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int c = 0; c < 4; ++c) {
-    const __m512 even_top = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88);
-    const __m512 odd_top = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
-    const __m512 even_bottom = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
-    const __m512 odd_bottom = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
-    rows[c].v = _mm512_shuffle_f32x4(even_top, even_bottom, 0x88);
-    rows[4 + c].v = _mm512_shuffle_f32x4(odd_top, odd_bottom, 0x88);
-    rows[8 + c].v = _mm512_shuffle_f32x4(even_top, even_bottom, 0xdd);
-    rows[12 + c].v = _mm512_shuffle_f32x4(odd_top, odd_bottom, 0xdd);
-  }
-}
-
 }  // namespace

@@ -102,8 +102,6 @@ inline bool any_not_less(Vec x, Vec limit) { return !(x.v < limit.v); }
 inline float reduce_max(Vec x) { return x.v; }
 // Sums by halves: lane i with lane i + width / 2, and so on.
 inline float reduce_add(Vec x) { return x.v; }
-// rows[i] lane j <-> rows[j] lane i.
-inline void transpose(Vec (&)[1]) {}
 
 #endif
 

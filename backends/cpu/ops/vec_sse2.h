@@ -58,6 +58,5 @@ inline float reduce_add(Vec x) {
   const __m128 pairs = _mm_add_ps(x.v, _mm_movehl_ps(x.v, x.v));
   return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
 }
-inline void transpose(Vec (&rows)[4]) { _MM_TRANSPOSE4_PS(rows[0].v, rows[1].v, rows[2].v, rows[3].v); }
 
 }  // namespace
