@@ -132,6 +132,25 @@ Tensor view(const OrtApi& api, OrtValue* value, const TensorSpec& spec) {
 
 }  // namespace
 
+bool KernelInfo::has_input(size_t index) const {
+  size_t count = 0;
+  throw_if(api_, api_.KernelInfo_GetInputCount(info_, &count), "input count");
+  if (index >= count) return false;
+  size_t size = 0;  // of the name, with the terminating zero; an absent input has an empty one
+  OrtStatus* status = api_.KernelInfo_GetInputName(info_, index, nullptr, &size);
+  if (status != nullptr) api_.ReleaseStatus(status);
+  return size > 1;
+}
+
+std::optional<Tensor> KernelInfo::constant_input(size_t index) const {
+  if (!has_input(index)) return std::nullopt;
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  throw_if(api_, api_.KernelInfoGetConstantInput_tensor(info_, index, &is_constant, &value), inputs_[index].name);
+  if (is_constant == 0) return std::nullopt;
+  return view(api_, const_cast<OrtValue*>(value), inputs_[index]);
+}
+
 bool KernelContext::has_input(size_t index) const {
   const OrtValue* value = nullptr;
   size_t count = 0;

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <new>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -115,6 +116,10 @@ class KernelInfo {
   // Names joined by commas in one string: lists of strings can be read from onnxruntime 1.25 on only.
   std::vector<std::string> attr_names(const char* name) const;
   std::string node_name() const;
+  // Whether the node has this input; an optional one may be left out.
+  bool has_input(size_t index) const;
+  // The input if it is a constant of the graph; it is then the same at every call. Lives as long as the kernel.
+  std::optional<Tensor> constant_input(size_t index) const;
 
  private:
   void check(OrtStatus* status, const char* name) const;

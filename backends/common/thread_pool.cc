@@ -5,6 +5,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <map>
@@ -149,10 +150,50 @@ int default_num_threads() {
   return std::max(1, quota < cores ? static_cast<int>(quota) : cores);
 }
 
+namespace {
+
+// A run of tasks that nobody has begun, on a cache line of its own.
+class alignas(64) Share {
+ public:
+  void set(int64_t first, int64_t end) { range_.store(pack(first, end), std::memory_order_relaxed); }
+
+  // The next task, or -1.
+  int64_t take_first() {
+    uint64_t range = range_.load(std::memory_order_relaxed);
+    while (first_of(range) < end_of(range)) {
+      if (range_.compare_exchange_weak(range, pack(first_of(range) + 1, end_of(range)), std::memory_order_relaxed)) {
+        return first_of(range);
+      }
+    }
+    return -1;
+  }
+
+  int64_t take_last() {
+    uint64_t range = range_.load(std::memory_order_relaxed);
+    while (first_of(range) < end_of(range)) {
+      if (range_.compare_exchange_weak(range, pack(first_of(range), end_of(range) - 1), std::memory_order_relaxed)) {
+        return end_of(range) - 1;
+      }
+    }
+    return -1;
+  }
+
+ private:
+  static uint64_t pack(int64_t first, int64_t end) {
+    return static_cast<uint64_t>(first) << 32 | static_cast<uint64_t>(end);
+  }
+  static int64_t first_of(uint64_t range) { return static_cast<int64_t>(range >> 32); }
+  static int64_t end_of(uint64_t range) { return static_cast<int64_t>(range & 0xFFFFFFFFu); }
+
+  std::atomic<uint64_t> range_{0};
+};
+
+}  // namespace
+
 struct ThreadPool::State {
   // Even: no region open; odd: open. Workers wait for it to change. It is the futex word.
   alignas(64) std::atomic<uint32_t> epoch{0};
-  alignas(64) std::atomic<int64_t> next{0};
+  std::vector<Share> shares;               // by thread
   alignas(64) std::atomic<int> active{0};  // workers that may touch the open region's fields
   alignas(64) std::atomic<int> sleepers{0};
   alignas(64) std::atomic<bool> busy{false};
@@ -160,30 +201,49 @@ struct ThreadPool::State {
   bool oversubscribed = false;
   int max_wakes = 0;  // sleepers that a region wakes: more than there are cores would only queue up behind each other
   // The open region; written only while no worker is active.
-  int64_t n = 0;
+  int num_shares = 0;
   Call call = nullptr;
   void* arg = nullptr;
+  IdleTask idle{};  // step is null if there is none
+  std::byte idle_copy[kIdleBytes];
   std::atomic<bool> failed{false};
   std::exception_ptr error;  // of the task that set `failed`
   std::vector<std::thread> workers;
 
+  // The thread's own share first, then what others have left at the end of theirs. -1: all tasks have been begun.
+  int64_t take_task(int thread) {
+    const int own = thread % num_shares;
+    int64_t task = shares[own].take_first();
+    for (int i = 1; task < 0 && i < num_shares; i++) task = shares[(own + i) % num_shares].take_last();
+    return task;
+  }
+
   void take_tasks(int thread) {
     try {
-      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < n;) call(arg, task, thread);
+      for (int64_t task; (task = take_task(thread)) >= 0;) call(arg, task, thread);
     } catch (...) {
       if (!failed.exchange(true)) error = std::current_exception();
-      next.store(n, std::memory_order_relaxed);
+      for (int i = 0; i < num_shares; i++) shares[i].set(0, 0);
     }
   }
 
+  // What a waiting worker does meanwhile.
+  struct Idling {
+    bool (*step)(void* copy, int thread, int num_threads) = nullptr;
+    alignas(16) std::byte copy[kIdleBytes];
+  };
+
   // Returns the epoch once it differs from `seen`.
-  uint32_t wait_for_change(uint32_t seen) {
+  uint32_t wait_for_change(uint32_t seen, int thread, Idling& idling) {
     const auto limit = oversubscribed ? kSpinOversubscribed : kSpin;
     const auto start = Clock::now();
     while (true) {
       for (int i = 0; i < 32; i++) {
         const uint32_t now = epoch.load(std::memory_order_acquire);
         if (now != seen) return now;
+        if (idling.step != nullptr && !idling.step(idling.copy, thread, static_cast<int>(shares.size()))) {
+          idling.step = nullptr;
+        }
         cpu_relax();
       }
       if (Clock::now() - start < limit) continue;
@@ -195,14 +255,21 @@ struct ThreadPool::State {
 
   void work(int thread) {
     uint32_t seen = 0;
+    Idling idling;
     while (true) {
-      seen = wait_for_change(seen);
+      seen = wait_for_change(seen, thread, idling);
       if (stop.load()) return;
       if (seen % 2 == 0) continue;
       // Announce first, then look again (both sequentially consistent): either the caller's closing store is seen here,
       // or the caller sees `active` and waits.
       active.fetch_add(1);
-      if (epoch.load() == seen) take_tasks(thread);
+      if (epoch.load() == seen) {
+        take_tasks(thread);
+        if (idle.step != nullptr) {
+          idling.step = idle.step;
+          std::memcpy(idling.copy, idle_copy, idle.size);
+        }
+      }
       active.fetch_sub(1);
     }
   }
@@ -211,6 +278,7 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std::make_unique<State>()) {
   const int cpus = static_cast<int>(affinity_cpus().size());
   state_->oversubscribed = num_threads > cpus;
+  state_->shares = std::vector<Share>(static_cast<size_t>(num_threads));
   state_->max_wakes = std::max(1, std::min(num_threads, cpus) - 1);
   for (int thread = 1; thread < num_threads; thread++) {
     state_->workers.emplace_back([state = state_.get(), thread] { state->work(thread); });
@@ -234,16 +302,22 @@ ThreadPool& ThreadPool::shared(int num_threads) {
   return *pool;
 }
 
-void ThreadPool::run(int64_t n, Call call, void* arg) {
+void ThreadPool::run(int64_t n, int num_shares, Call call, void* arg, const IdleTask* idle) {
   State& s = *state_;
   if (n <= 1 || num_threads_ == 1 || s.busy.exchange(true, std::memory_order_acquire)) {
     for (int64_t task = 0; task < n; task++) call(arg, task, 0);
     return;
   }
-  s.n = n;
   s.call = call;
   s.arg = arg;
-  s.next.store(0, std::memory_order_relaxed);
+  s.num_shares = num_shares;
+  s.idle.step = nullptr;
+  if (idle != nullptr) {
+    s.idle = *idle;
+    std::memcpy(s.idle_copy, idle->original, idle->size);
+  }
+  for (int i = 0; i < num_shares; i++)
+    s.shares[i].set(share_begin(n, i, num_shares), share_begin(n, i + 1, num_shares));
   s.epoch.fetch_add(1);
   if (s.sleepers.load() > 0) futex_wake(s.epoch, s.max_wakes);
   s.take_tasks(0);

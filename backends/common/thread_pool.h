@@ -1,9 +1,11 @@
-// Fork-join thread pool of the op libraries: one region at a time, tasks handed out in order.
+// Fork-join thread pool of the op libraries: one region at a time.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 namespace trivet {
 
@@ -23,20 +25,48 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  // Calls f(int64_t task, int thread_idx) for every task in [0, n) and returns when all are done. The first
-  // exception of a task is thrown here; tasks not yet begun are then dropped.
+  // Calls f(int64_t task, int thread_idx) for every task in [0, n) and returns when all are done; tasks are begun in
+  // order. The first exception of a task is thrown here; tasks not yet begun are then dropped.
   template <class F>
   void parallel_for(int64_t n, F&& f) {
-    run(
-        n, [](void* arg, int64_t task, int thread) { (*static_cast<F*>(arg))(task, thread); },
-        const_cast<void*>(static_cast<const void*>(&f)));
+    run(n, 1, call_of<F>(), const_cast<void*>(static_cast<const void*>(&f)), nullptr);
+  }
+
+  // Of n tasks in num_shares runs of neighbours: where run i begins.
+  static int64_t share_begin(int64_t n, int i, int num_shares) { return n * i / num_shares; }
+
+  // The same as parallel_for, but every thread begins with a share of its own, a run of neighbouring tasks, and takes
+  // it in order; a thread that is done takes tasks from the end of another's share. For tasks that each stream a part
+  // of memory.
+  //
+  // `idle` is for workers that then wait for the next region: each calls step(thread, num_threads) of a copy of its own
+  // until that returns false or a region opens. A copy outlives the caller, so it may own nothing and dereference
+  // nothing.
+  template <class F, class Idle>
+  void parallel_shares(int64_t n, F&& f, const Idle& idle) {
+    static_assert(std::is_trivially_copyable_v<Idle> && sizeof(Idle) <= kIdleBytes);
+    const IdleTask task{
+        [](void* copy, int thread, int num_threads) { return static_cast<Idle*>(copy)->step(thread, num_threads); },
+        &idle, sizeof(Idle)};
+    run(n, num_threads_, call_of<F>(), const_cast<void*>(static_cast<const void*>(&f)), &task);
   }
 
  private:
   using Call = void (*)(void* arg, int64_t task, int thread);
   struct State;
+  struct IdleTask {
+    bool (*step)(void* copy, int thread, int num_threads);
+    const void* original;
+    size_t size;
+  };
+  static constexpr size_t kIdleBytes = 128;
 
-  void run(int64_t n, Call call, void* arg);
+  template <class F>
+  static Call call_of() {
+    return [](void* arg, int64_t task, int thread) { (*static_cast<std::remove_reference_t<F>*>(arg))(task, thread); };
+  }
+
+  void run(int64_t n, int num_shares, Call call, void* arg, const IdleTask* idle);
 
   int num_threads_;
   std::unique_ptr<State> state_;

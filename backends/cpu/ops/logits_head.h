@@ -16,11 +16,15 @@ class LogitsHead {
   void compute(KernelContext& ctx);
 
  private:
+  const uint8_t* weight_data(const Tensor& tensor) const;
+
   const SessionContext& session_;
   const WeightFormat& format_;
   int64_t in_features_;
   int64_t vocab_size_;
   float soft_cap_;
+  const uint8_t* weight_ = nullptr;  // null: it comes with every call
+  WeightChain chain_;
 };
 
 }  // namespace trivet

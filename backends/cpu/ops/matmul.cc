@@ -172,26 +172,20 @@ void run_block(const Product& p) {
   const int64_t threads = p.session.pool.num_threads();
   int64_t splits = 1;
   if (units < 4 * threads) splits = std::clamp<int64_t>(p.x.m / kMinSplitRows, 1, threads);
-  // Runs of neighbouring units, about eight per thread: few enough hand-outs, fine enough to balance.
-  const int64_t run = std::max<int64_t>(1, units / (8 * threads));
-  const int64_t runs = (units + run - 1) / run;
-  p.session.pool.parallel_for(runs * splits, [&](int64_t task, int) {
+  // Shares of neighbouring units: a tile's kernel fetches what follows in memory.
+  const auto run_task = [&](int64_t task, int) {
     const RowRange range = row_range(p.x, task % splits, splits);
-    for (int64_t u = task / splits * run; u < std::min(units, (task / splits + 1) * run); u++) {
-      if (gated) {
-        run_gated(p, u * p.width(), range);
-        continue;
-      }
-      int64_t unit = u;
-      int64_t column0 = 0;
-      size_t which = 0;
-      for (; unit >= units_of(p.args.weights[which]); which++) {
-        unit -= units_of(p.args.weights[which]);
-        column0 += p.args.weights[which].n;
-      }
-      run_plain(p, p.args.weights[which], column0, unit * p.width(), range);
+    int64_t unit = task / splits;
+    if (gated) return run_gated(p, unit * p.width(), range);
+    int64_t column0 = 0;
+    size_t which = 0;
+    for (; unit >= units_of(p.args.weights[which]); which++) {
+      unit -= units_of(p.args.weights[which]);
+      column0 += p.args.weights[which].n;
     }
-  });
+    run_plain(p, p.args.weights[which], column0, unit * p.width(), range);
+  };
+  p.session.pool.parallel_shares(units * splits, run_task, WeightPrefetcher(p.args.next));
 }
 
 }  // namespace

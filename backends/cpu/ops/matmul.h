@@ -6,16 +6,9 @@
 
 #include "../../common/ort_op.h"
 #include "matmul_kernels.h"
+#include "weight_chain.h"
 
 namespace trivet {
-
-inline constexpr size_t kMaxWeights = 3;  // of one product
-
-struct WeightMatrix {
-  const WeightFormat* format;
-  const uint8_t* data;  // [n, row_bytes]
-  int64_t n;
-};
 
 struct MatMulArgs {
   const float* x;  // [m, k]
@@ -26,6 +19,7 @@ struct MatMulArgs {
   Epilogue epilogue;
   float* y;  // [m, y_stride]
   int64_t y_stride;
+  const WeightTiles& next;  // of the product that the step runs next
 };
 
 void matmul(const SessionContext& session, const MatMulArgs& args);

@@ -17,11 +17,21 @@ class QMatMul {
   void compute(KernelContext& ctx);
 
  private:
+  static constexpr size_t kBias = 1;  // indices of inputs
+  static constexpr size_t kFirstWeight = 2;
+
+  const uint8_t* weight_data(size_t i, const Tensor& tensor) const;
+  const float* bias_data(const Tensor& tensor) const;
+
   const SessionContext& session_;
-  std::vector<const WeightFormat*> formats_;
-  std::vector<int64_t> out_features_;
+  size_t num_weights_ = 0;
+  WeightMatrix weights_[kMaxWeights] = {};  // data is null if it comes with every call
+  const float* bias_ = nullptr;
+  bool has_bias_;  // one that comes with every call
+  int64_t total_features_ = 0;
   int64_t in_features_;
   Epilogue epilogue_;
+  WeightChain chain_;
 };
 
 }  // namespace trivet
