@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -166,9 +166,13 @@ def _compare(args: argparse.Namespace) -> int:
         }
         found = {name: load for name, load in loads.items() if load is not None}
         present = [spec for spec in specs if spec.name in found]
-        _measure_model(result, present, found, cells, limits, args)
-        report["load_average_after"] = load_average()
-        output.write_text(json.dumps(report, indent=1) + "\n")
+
+        def save() -> None:
+            """After every cell: a run that is stopped keeps what it has."""
+            report["load_average_after"] = load_average()
+            output.write_text(json.dumps(report, indent=1) + "\n")
+
+        _measure_model(result, present, found, cells, limits, args, save)
         print(f"{path.name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     print(f"written to {output}", file=sys.stderr)
     return 0
@@ -181,6 +185,7 @@ def _measure_model(
     cells: Sequence[Cell],
     limits: dict[str, Any],
     args: argparse.Namespace,
+    save: Callable[[], None],
 ) -> None:
     """Fill in the model's `engines` and `cells`."""
     print_heading(result["model"], [spec.name for spec in specs])
@@ -191,11 +196,13 @@ def _measure_model(
     if "start" in wanted:
         result["cells"]["start"] = measure_start(specs, paths, options)
         print_start(result["cells"]["start"])
+        save()
     if "memory" in wanted:
         result["cells"]["memory"] = measure_memory(specs, paths, options)
         print_memory(result["cells"]["memory"], result["bytes"])
+        save()
     if cells:
-        _measure_cells(result, specs, paths, cells, limits[limit_key(limits, args.threads)], args)
+        _measure_cells(result, specs, paths, cells, limits[limit_key(limits, args.threads)], args, save)
 
 
 def _measure_cells(
@@ -205,6 +212,7 @@ def _measure_cells(
     cells: Sequence[Cell],
     limits: dict[str, Any],
     args: argparse.Namespace,
+    save: Callable[[], None],
 ) -> None:
     context = max(cell.context() for cell in cells)
     with running(specs, paths, threads=args.threads, context=context) as (engines, loaded):
@@ -213,6 +221,7 @@ def _measure_cells(
             runs = measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise)
             result["cells"][cell.name] = cell_result(cell, runs, cost_of(loaded["trivet"]), limits)
             print_cell(cell.name, result["cells"][cell.name])
+            save()
 
 
 def limit_key(limits: dict[str, Any], threads: int) -> str:
