@@ -31,7 +31,7 @@ ldconfig
 unpack python3.11
 # A built-in module, as in Debian: a security patch of it needs the interpreter's own headers.
 echo 'pyexpat pyexpat.c expat/xmlparse.c expat/xmlrole.c expat/xmltok.c -I$(srcdir)/Modules/expat' \
-  '-DHAVE_EXPAT_CONFIG_H=1 -DXML_POOR_ENTROPY=1' >Modules/Setup.local
+  '-DHAVE_EXPAT_CONFIG_H -DXML_POOR_ENTROPY' >Modules/Setup.local
 ./configure --prefix=/usr/local --enable-shared --without-ensurepip --disable-test-modules --without-static-libpython \
   --with-openssl=/usr/local >/compile/python.log 2>&1 || { tail -n 40 /compile/python.log; exit 1; }
 make >>/compile/python.log 2>&1 || { tail -n 40 /compile/python.log; exit 1; }

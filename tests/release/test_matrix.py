@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from made_up_bundle import ROOT, SOURCE
 
 from release import __main__ as command_line
 from release.archive import write_archive
+from release.environment import BACK_ENDS
 from release.errors import ArchiveError, MatrixError
 from release.matrix import MATRIX_FILE, Matrix, asset_names, load_matrix
 from release.names import archive_name, parse_archive_name, version_of_tag
@@ -127,3 +129,11 @@ def test_nothing_else_spells_an_archive_name() -> None:
     for path in [*ROOT.glob("release/*.py"), *ROOT.glob("packaging/**/*.py")]:
         if path.name != "names.py":
             assert "-linux-x86_64-glibc-cpu.tar" not in path.read_text(encoding="utf-8"), path
+
+
+def test_no_back_end_is_left_to_chance() -> None:
+    """What CMake would decide by the machine (AUTO), a release decides itself."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "backends").glob("*/CMakeLists.txt")]
+    automatic = {name for text in texts for name in re.findall(r"set\((TRIVET_\w+) AUTO CACHE", text)}
+    chosen = dict(setting.split("=", 1) for setting in BACK_ENDS)
+    assert automatic == set(chosen) and "AUTO" not in chosen.values()
