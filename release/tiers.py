@@ -20,6 +20,9 @@ _TIERS: dict[str, tuple[tuple[str, ...], str]] = {
         ("sse2", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
         "XCR0: SSE, AVX, opmask, ZMM",
     ),
+    "neon": (("asimd",), "none beyond the ABI"),
+    "dotprod": (("asimd", "asimddp"), "none beyond the ABI"),
+    "i8mm": (("asimd", "asimddp", "i8mm"), "none beyond the ABI"),
 }
 # Tier -> what its own instructions look like in a disassembly; scalar and baseline have none of their own.
 _MARKS = {"avx2": re.compile(r"%ymm\d"), "avx512_vnni": re.compile(r"%zmm\d")}

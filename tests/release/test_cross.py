@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from release.cross import BUILDS, EXPORTS, cross, windows_problems
+from release.cross import BUILDS, EXPORTS, cross, linux_aarch64_problems, tier_problems, windows_problems
 from release.errors import BuildError, GateError, MatrixError
 from release.matrix import load_matrix
 from release.pe import parse_pe
@@ -76,7 +76,7 @@ def test_a_dll_that_is_not_as_it_should_be(data: bytes, complaint: str) -> None:
 
 def test_only_tuples_without_an_archive_are_cross_built(tmp_path: Path) -> None:
     for artifact_id in BUILDS:
-        assert load_matrix().find(artifact_id).state == "blocked"
+        assert load_matrix().find(artifact_id).state != "buildable"
     with pytest.raises(BuildError, match="no cross compiler is known for linux-x86_64-glibc-cpu"):
         cross("linux-x86_64-glibc-cpu", tmp_path, tmp_path)
     with pytest.raises(MatrixError, match="holds no artifact"):
@@ -92,3 +92,45 @@ def test_the_windows_library(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "evidence" / "op-library-windows-x86_64-cpu.json").read_text())
     assert report["state"] == result.state == "passed"
     assert report["details"]["tuple"].startswith("blocked: hardware absent: Windows")
+
+
+TIERS = ("scalar", "neon", "dotprod", "i8mm")
+GOOD = {"scalar": "as scalar", "neon": "as scalar", "dotprod": "absent, refused", "i8mm": "absent, refused"}
+
+
+def test_tiers_of_an_emulated_cpu() -> None:
+    assert load_matrix().find("linux-aarch64-glibc-cpu").cpu_tiers == TIERS
+    assert tier_problems("cortex-a53", "neon", TIERS, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"neon": "DIFFERS:"}, "neon is 'DIFFERS:', expected 'as scalar'"),
+        ({"i8mm": "ABSENT AND NOT REFUSED"}, "i8mm is 'ABSENT AND NOT REFUSED', expected 'absent, refused'"),
+        ({"dotprod": "as scalar"}, "dotprod is 'as scalar', expected 'absent, refused'"),
+        ({"sve": "as scalar"}, "the tiers are scalar, neon, dotprod, i8mm, sve, not"),
+    ],
+)
+def test_a_tier_that_is_not_as_it_should_be(changes: dict[str, str], complaint: str) -> None:
+    assert any(complaint in text for text in tier_problems("cortex-a53", "neon", TIERS, GOOD | changes))
+
+
+def test_a_library_for_another_machine() -> None:
+    program = Path("/proc/self/exe").read_bytes()
+    assert linux_aarch64_problems(program)[0] == "is for x86_64"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64-static") is None,
+    reason="g++-aarch64-linux-gnu or qemu-user-static is not installed",
+)
+def test_the_arm_library(tmp_path: Path) -> None:
+    cross("linux-aarch64-glibc-cpu", tmp_path / "out", tmp_path / "evidence")
+    report = json.loads((tmp_path / "evidence" / "op-library-linux-aarch64-glibc-cpu.json").read_text())
+    assert report["state"] == "passed" and report["emulated"] is True
+    assert report["details"]["tiers"]["cortex-a53"] == GOOD
+    assert set(report["details"]["tiers"]["max"].values()) == {"as scalar"}
+    assert report["details"]["tuple"].startswith("pending: ")
