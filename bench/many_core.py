@@ -70,7 +70,7 @@ def _pack(args: argparse.Namespace) -> int:
         llama_cpp_build.copy_needed(source, content / "llama_cpp_python")
         shutil.rmtree(args.folder, ignore_errors=True)
         args.folder.mkdir(parents=True)
-        with tarfile.open(args.folder / _ARCHIVE, "w:xz", preset=4) as archive:
+        with tarfile.open(args.folder / _ARCHIVE, "w:xz", preset=1) as archive:
             archive.add(content, arcname=".")
     shutil.copytree(_BENCH, args.folder / "bench", ignore=shutil.ignore_patterns("__pycache__"))
     size = sum(path.stat().st_size for path in args.folder.rglob("*") if path.is_file())
