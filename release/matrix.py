@@ -67,6 +67,14 @@ def asset_names(matrix: Matrix, version: str, asset_sets: tuple[str, ...]) -> li
     return names
 
 
+def table(matrix: Matrix) -> list[str]:
+    """The matrix for readers, as lines of Markdown; README.md holds exactly these."""
+    lines = ["| artifact id | state | at best | why |", "| --- | --- | --- | --- |"]
+    return lines + [
+        f"| {entry.artifact_id} | {entry.state} | {entry.max_channel} | {entry.reason} |" for entry in matrix.tuples
+    ]
+
+
 def load_matrix(path: Path = MATRIX_FILE) -> Matrix:
     """Read and judge the matrix; MatrixError names the first thing that is wrong."""
     try:

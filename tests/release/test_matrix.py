@@ -14,7 +14,7 @@ from release import __main__ as command_line
 from release.archive import write_archive
 from release.environment import BACK_ENDS
 from release.errors import ArchiveError, MatrixError
-from release.matrix import MATRIX_FILE, Matrix, asset_names, load_matrix
+from release.matrix import MATRIX_FILE, Matrix, asset_names, load_matrix, table
 from release.names import archive_name, parse_archive_name, version_of_tag
 from release.verify import VerifyOptions, verify
 
@@ -137,3 +137,9 @@ def test_no_back_end_is_left_to_chance() -> None:
     automatic = {name for text in texts for name in re.findall(r"set\((TRIVET_\w+) AUTO CACHE", text)}
     chosen = dict(setting.split("=", 1) for setting in BACK_ENDS)
     assert automatic == set(chosen) and "AUTO" not in chosen.values()
+
+
+def test_readers_see_the_matrix(matrix: Matrix) -> None:
+    """The table of release/README.md is the matrix; one cannot change without the other."""
+    text = (ROOT / "release" / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(table(matrix)) in text
