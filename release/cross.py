@@ -131,8 +131,8 @@ def cross(artifact_id: str, out: Path, evidence: Path) -> GateResult:
         problems = build.problems((out / build.library).read_bytes())
         details = _details(build, out / build.library) | {"tuple": f"{entry.state}: {entry.reason}"}
         if emulation is not None:
-            (program,) = Path(folder).rglob("check_tiers")
-            details["tiers"] = {cpu: _verdicts(emulation, cpu, program) for cpu in emulation.best_tiers}
+            (checker,) = Path(folder).rglob("check_tiers")
+            details["tiers"] = {cpu: _verdicts(emulation, cpu, checker) for cpu in emulation.best_tiers}
             for cpu, best in emulation.best_tiers.items():
                 problems += tier_problems(cpu, best, entry.cpu_tiers, details["tiers"][cpu])
     result = GateResult(

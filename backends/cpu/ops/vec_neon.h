@@ -59,15 +59,5 @@ inline float reduce_add(Vec x) {
   const float32x2_t pairs = vadd_f32(vget_low_f32(x.v), vget_high_f32(x.v));
   return vget_lane_f32(pairs, 0) + vget_lane_f32(pairs, 1);
 }
-inline void transpose(Vec (&rows)[4]) {
-  const float64x2_t even01 = vreinterpretq_f64_f32(vtrn1q_f32(rows[0].v, rows[1].v));
-  const float64x2_t odd01 = vreinterpretq_f64_f32(vtrn2q_f32(rows[0].v, rows[1].v));
-  const float64x2_t even23 = vreinterpretq_f64_f32(vtrn1q_f32(rows[2].v, rows[3].v));
-  const float64x2_t odd23 = vreinterpretq_f64_f32(vtrn2q_f32(rows[2].v, rows[3].v));
-  rows[0].v = vreinterpretq_f32_f64(vtrn1q_f64(even01, even23));
-  rows[1].v = vreinterpretq_f32_f64(vtrn1q_f64(odd01, odd23));
-  rows[2].v = vreinterpretq_f32_f64(vtrn2q_f64(even01, even23));
-  rows[3].v = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
-}
 
 }  // namespace
