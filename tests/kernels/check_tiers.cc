@@ -13,6 +13,7 @@
 #include "../../backends/cpu/dispatch.h"
 #include "../../backends/cpu/features.h"
 #include "../../backends/cpu/ops/matmul.h"
+#include "../../backends/cpu/ops/paged_attention_kernel.h"
 #include "../../backends/cpu/ops/rms_norm_kernel.h"
 #include "../../backends/cpu/ops/sample_kernel.h"
 
@@ -22,6 +23,7 @@ namespace {
 constexpr const char* kFormats[] = {"f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"};
 constexpr TierTable<RmsNormKernels> kNorms = TRIVET_TIERS(kRmsNorm);
 constexpr TierTable<SampleKernels> kSamplers = TRIVET_TIERS(kSample);
+constexpr TierTable<AttentionKernels> kAttentions = TRIVET_TIERS(kAttention);
 
 std::mt19937& generator() {
   static std::mt19937 made(20);
@@ -49,7 +51,8 @@ std::vector<float> product(Tier tier, const WeightFormat& format, const std::vec
   const WeightMatrix one{&format, weight.data(), n};
   const std::vector<WeightMatrix> weights(epilogue == Epilogue::kNone ? 1 : 2, one);
   std::vector<float> y(static_cast<size_t>(m * n));
-  matmul(session, {x.data(), m, k, weights, nullptr, epilogue, y.data(), n});
+  const WeightTiles nothing{};
+  matmul(session, {x.data(), m, k, weights, nullptr, epilogue, y.data(), n, nothing});
   return y;
 }
 
@@ -111,6 +114,60 @@ std::vector<std::string> row_problems(Tier tier) {
   return out;
 }
 
+// A prompt of one request: two KV heads with three query heads each, over a whole tile of keys and a part of one.
+struct Prompt {
+  static constexpr int64_t kTokens = 75, kHeads = 6, kKvHeads = 2, kDim = 40, kBlockSize = 16, kBlocks = 5;
+  std::vector<float> qkv = random_floats(kTokens * (kHeads + 2 * kKvHeads) * kDim, 1.0f);
+  std::vector<float> cos_sin = random_floats(kTokens * kDim, 0.7f);
+  std::vector<float> norm = random_floats(kDim, 1.0f);
+  std::vector<int32_t> positions, block_table;
+  int32_t query_start_loc[2] = {0, kTokens}, seq_len = kTokens;
+
+  Prompt() {
+    for (int32_t i = 0; i < kTokens; i++) positions.push_back(i);
+    for (int32_t i = 0; i < kBlocks; i++) block_table.push_back(i);
+  }
+
+  std::vector<float> attend(Tier tier, KvDtype dtype) const {
+    constexpr int64_t kPadded = (kDim + 15) / 16 * 16;
+    std::vector<float> cache(kBlocks * kBlockSize * 2 * kKvHeads * kDim);
+    std::vector<float> out(kTokens * kHeads * kDim), queries(out.size());
+    PagedAttentionParams p{};
+    p.num_tokens = kTokens, p.num_requests = 1, p.num_blocks = p.max_blocks = kBlocks;
+    p.num_heads = kHeads, p.num_kv_heads = kKvHeads, p.head_dim = p.rotary_dim = kDim;
+    p.group = kHeads / kKvHeads, p.padded_dim = kPadded, p.block_size = kBlockSize;
+    p.scale = 0.2f, p.soft_cap = 30.0f, p.norm_eps = 1e-5f, p.sliding_window = 50, p.kv_dtype = dtype;
+    p.qkv = qkv.data(), p.cos_sin = cos_sin.data(), p.q_norm = p.k_norm = norm.data();
+    p.positions = p.slot_mapping = positions.data(),
+    p.block_table = block_table.data();  // block i holds positions 16 i...
+    p.query_start_loc = query_start_loc, p.seq_lens = &seq_len, p.kv_cache = cache.data(), p.out = out.data();
+    const AttentionKernels& kernels = kAttentions[tier];
+    for (int64_t t = 0; t < kTokens; t++) kernels.prepare(p, t, queries.data() + t * kHeads * kDim);
+    const int64_t rows = kTokens * p.group;
+    std::vector<float> max(rows), sum(rows), acc(rows * kPadded);
+    std::vector<float> keys(kDim * kTileKeys), values(kTileKeys * kPadded), scores(4 * kTileKeys);
+    const AttentionScratch scratch{keys.data(), values.data(), scores.data()};
+    const AttentionState state{max.data(), sum.data(), acc.data()};
+    for (int64_t head = 0; head < kKvHeads; head++) {
+      const AttentionItem item{0, head, 0, kTokens, 0};
+      kernels.attend(p, item, 0, false, queries.data(), scratch, state);
+      kernels.finish(p, item, state);
+    }
+    return out;
+  }
+};
+
+std::vector<std::string> attention_problems(Tier tier) {
+  std::vector<std::string> out;
+  const Prompt prompt;
+  for (const KvDtype dtype : {KvDtype::kFloat32, KvDtype::kFloat16, KvDtype::kBFloat16}) {
+    if (!close(prompt.attend(tier, dtype), prompt.attend(Tier::kScalar, dtype))) {
+      out.push_back("paged_attention, KV dtype " + std::to_string(static_cast<int>(dtype)));
+    }
+  }
+  return out;
+}
+
 bool is_refused(Tier tier, const CpuFeatures& features) {
   try {
     resolve_tier(tier_name(tier), features);
@@ -131,7 +188,9 @@ int check() {
       continue;
     }
     std::vector<std::string> problems = matmul_problems(tier);
-    for (std::string& problem : row_problems(tier)) problems.push_back(std::move(problem));
+    for (const auto& more : {row_problems(tier), attention_problems(tier)}) {
+      problems.insert(problems.end(), more.begin(), more.end());
+    }
     std::printf("%s: %s\n", tier_name(tier), problems.empty() ? "as scalar" : "DIFFERS:");
     for (const std::string& problem : problems) std::printf("  %s\n", problem.c_str());
     failures += static_cast<int>(problems.size());
