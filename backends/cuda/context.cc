@@ -75,6 +75,7 @@ Context::Context(int ordinal) : ordinal(ordinal), arena(ordinal) {
   check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
   launch.num_multiprocessors = properties.multiProcessorCount;
   launch.dependent_launch = properties.major >= 9;
+  launch.has_wgmma = properties.major == 9 && properties.minor == 0 && matmul_wgmma != nullptr;
   check(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), "cudaStreamCreate");
   error_ = static_cast<DeviceError*>(arena.allocate(sizeof(DeviceError)));
   error_on_host_ = static_cast<DeviceError*>(allocate_pinned(sizeof(DeviceError)));
@@ -115,13 +116,24 @@ void* Context::scratch_bytes(Purpose purpose, size_t bytes) {
   return scratch.memory;
 }
 
+int* Context::zeros(int64_t count) {
+  const size_t known = scratch_[kZeros].size;
+  int* memory = scratch<int>(kZeros, count);
+  if (scratch_[kZeros].size != known) {
+    check(cudaMemsetAsync(memory, 0, scratch_[kZeros].size, launch.stream), "cudaMemset");
+  }
+  return memory;
+}
+
 QuantizedRows Context::quantized_of(const float* x, int64_t rows, int64_t k) const {
   const bool same = x != nullptr && x == quantized_source_ && rows == quantized_rows_ && k == quantized_k_;
   return same ? quantized_ : QuantizedRows{};
 }
 
 QuantizedRows Context::quantized_for(const float* x, int64_t rows, int64_t k) {
-  quantized_ = {scratch<int8_t>(kActivations, rows * k), scratch<float2>(kScales, rows * k / 32)};
+  other_quantized_ = !other_quantized_;
+  quantized_ = {scratch<int8_t>(other_quantized_ ? kOtherActivations : kActivations, rows * k),
+                scratch<float2>(other_quantized_ ? kOtherScales : kScales, rows * k / 32)};
   quantized_source_ = x;
   quantized_rows_ = rows;
   quantized_k_ = k;

@@ -66,16 +66,35 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   // Scratch of one purpose, valid until this purpose asks for more; what it replaces is kept for captured graphs.
-  enum Purpose : int { kActivations, kScales, kRounded, kGates, kQueries, kStates, kProcessed, kCounts, kPurposes };
+  enum Purpose : int {
+    kActivations,  // and the next one, in turn: a kernel may read int8 rows while it writes others
+    kOtherActivations,
+    kScales,
+    kOtherScales,
+    kRounded,
+    kDequantized,
+    kParts,
+    kGates,
+    kQueries,
+    kStates,
+    kProcessed,
+    kCounts,
+    kZeros,
+    kPurposes
+  };
   template <class T>
   T* scratch(Purpose purpose, int64_t count) {
     return static_cast<T*>(scratch_bytes(purpose, static_cast<size_t>(count) * sizeof(T)));
   }
 
+  // `count` zeros, which kernels leave as zeros when they are done.
+  int* zeros(int64_t count);
+
   // The rows of [rows, k] floats at x as int8, if the last kernel that made int8 rows made them of these; else null
   // values.
   QuantizedRows quantized_of(const float* x, int64_t rows, int64_t k) const;
-  // Memory for the rows at x as int8; whatever was there is forgotten.
+  // Memory for the rows at x as int8. The int8 rows made before these are forgotten, but stay readable until the next
+  // call.
   QuantizedRows quantized_for(const float* x, int64_t rows, int64_t k);
   // A kernel writes to x: int8 rows that were made of what lay there are not its rows any more.
   void overwritten(const void* x);
@@ -105,6 +124,7 @@ class Context {
   };
   Scratch scratch_[kPurposes];
   QuantizedRows quantized_{};
+  bool other_quantized_ = false;
   const float* quantized_source_ = nullptr;
   int64_t quantized_rows_ = 0, quantized_k_ = 0;
   DeviceError* error_ = nullptr;

@@ -103,4 +103,4 @@ def test_size_is_limited(tool: ModuleType) -> None:
 def test_declared_sources_are_the_sources_there_are(tool: ModuleType) -> None:
     declared = tool.declared_architectures(tool.CUDA / "kernels.json")
     assert declared.keys() == {path.stem for path in (tool.CUDA / "ops").glob("*.cu")}
-    assert all(len(sms) == 10 for sms in declared.values())
+    assert {name: sms for name, sms in declared.items() if len(sms) != 10} == {"matmul_wgmma": {"90a"}}

@@ -1,162 +1,101 @@
-// PagedAttention. Kernel 1 makes the queries (norm, rotation, scale) and writes keys and values to their slots. Kernel
-// 2 takes an item (some consecutive tokens of a request, one KV head with a part of its query heads) over the keys.
-// Keys are cut into partitions at fixed absolute positions; a step of few tokens gives every partition to a block of
-// its own and kernel 3 merges them in order, a step of many tokens merges as it goes. Both do the same operations in
-// the same order, so a row's bits depend neither on the batch nor on the chunking of its prompt.
+// PagedAttention with float32 arithmetic. An item (some consecutive tokens of a request, one KV head with a part of its
+// query heads) goes over the keys, which are cut into partitions at fixed absolute positions. In a step of many tokens
+// kernel 1 makes the queries (norm, rotation, scale) and writes keys and values to their slots, and an item of kernel 2
+// merges its partitions as it goes. In a step of few tokens there is kernel 2 only: every partition has a block of its
+// own, which makes its queries, and the last block of an item merges all of them. Both do the same operations in the
+// same order, so a row's bits depend neither on the batch nor on the chunking of its prompt.
 #include <type_traits>
 
-#include "activation.cuh"
+#include "attention.cuh"
 
 namespace trivet::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kPartitionKeys = 128;
 constexpr int64_t kSplitTokens = 64;  // steps of at most so many tokens are split over partitions
+constexpr int64_t kSplitStates = 1 << 14;  // and so many partial results of a head
 constexpr int kMaxRows = 16;          // query rows of an item
-constexpr float kInfinity = __builtin_huge_valf();
-
-__device__ __forceinline__ int64_t kv_index(const AttentionParams& p, int64_t block, int64_t k_or_v, int64_t kv_head,
-                                            int64_t offset) {
-  const int64_t head_row = (k_or_v * p.num_kv_heads + kv_head) * p.block_size + offset;
-  return block * p.block_stride + p.kv_offset * p.block_size + head_row * p.head_dim;
-}
-
-// The request that token t belongs to: the last one that starts at or before it.
-__device__ __forceinline__ int64_t request_of(const AttentionParams& p, int64_t token) {
-  int64_t low = 0, high = p.num_requests - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (p.query_start_loc[middle] <= token) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
 
 // --- Kernel 1 -----------------------------------------------------------------------------------------------------
 
-// Where the borders of the requests make no sense, token 0 reports that and the others are not judged by them.
-__device__ void check_step(const ErrorSink& sink, const AttentionParams& p, int64_t token) {
-  const int64_t last = p.query_start_loc[p.num_requests];
-  if (token == 0) {
-    if (p.query_start_loc[0] != 0) report(sink, DeviceErrorCode::kQueryStartFirst, 0, p.query_start_loc[0]);
-    for (int64_t r = 0; r < p.num_requests; ++r) {
-      const int64_t start = p.query_start_loc[r], end = p.query_start_loc[r + 1];
-      if (end < start || end > p.num_tokens)
-        report(sink, DeviceErrorCode::kQueryStart, r + 1, end, start, p.num_tokens);
-      if (p.seq_lens[r] < end - start) report(sink, DeviceErrorCode::kSeqLen, r, p.seq_lens[r], end - start);
-    }
-    if (last != p.num_tokens) report(sink, DeviceErrorCode::kQueryStartLast, p.num_requests, last, p.num_tokens);
-  }
-  const int64_t r = request_of(p, token);
-  const int64_t start = p.query_start_loc[r], end = p.query_start_loc[r + 1], seq_len = p.seq_lens[r];
-  if (p.query_start_loc[0] != 0 || last != p.num_tokens || token < start || token >= end || seq_len < end - start)
-    return;
-  const int64_t expected = seq_len - (end - token);
-  if (p.positions[token] != expected) report(sink, DeviceErrorCode::kPosition, token, p.positions[token], expected, r);
-  const int64_t slot = p.slot_mapping[token];
-  if (slot < -1 || slot >= p.num_blocks * p.block_size) {
-    report(sink, DeviceErrorCode::kSlot, token, slot, p.num_blocks * p.block_size - 1);
-  }
-  const int64_t columns = (seq_len + p.block_size - 1) / p.block_size;
-  if (columns > p.max_blocks) report(sink, DeviceErrorCode::kBlockColumns, columns, r, seq_len, p.max_blocks);
-  if (token != end - 1) return;
-  for (int64_t b = 0; b < columns && b < p.max_blocks; ++b) {
-    const int32_t block = p.block_table[r * p.max_blocks + b];
-    if (block < 0 || block >= p.num_blocks) report(sink, DeviceErrorCode::kBlock, r, b, block, p.num_blocks - 1);
-  }
-}
-
-// A block per token and head: query heads, then key heads, then value heads.
+// A warp per token and head: query heads, then key heads, then value heads.
 template <class T>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(ErrorSink sink, AttentionParams p) {
-  extern __shared__ float x[];  // [head_dim]
-  __shared__ float sums[32];
+  extern __shared__ float staged[];  // [kThreads / 32][head_dim]
   wait_for_previous();
-  const int64_t token = blockIdx.x, head = blockIdx.y;
-  if (head == 0 && threadIdx.x == 0) check_step(sink, p, token);
-  const float* source = p.qkv + (token * (p.num_heads + 2 * p.num_kv_heads) + head) * p.head_dim;
-  const bool is_query = head < p.num_heads, is_value = head >= p.num_heads + p.num_kv_heads;
-  const int64_t slot = p.slot_mapping[token];
-  if (!is_query && (slot < 0 || slot >= p.num_blocks * p.block_size)) return;
-  T* target = nullptr;
-  if (!is_query) {
-    const int64_t kv_head = head - p.num_heads - (is_value ? p.num_kv_heads : 0);
-    target = static_cast<T*>(p.kv_cache) + kv_index(p, slot / p.block_size, is_value, kv_head, slot % p.block_size);
-  }
-  if (is_value) {
-    for (int64_t i = threadIdx.x; i < p.head_dim; i += kThreads) target[i] = from_float<T>(source[i]);
+  const int64_t token = blockIdx.x, warp = threadIdx.x >> 5, head = blockIdx.y * (kThreads / 32) + warp;
+  if (blockIdx.y == 0) check_step(sink, p, token);
+  if (head >= p.num_heads + 2 * p.num_kv_heads) return;
+  float* x = staged + warp * p.head_dim;
+  if (head < p.num_heads) {
+    float* queries = p.queries + (token * p.num_heads + head) * p.head_dim;
+    prepare_head(p, token, head, x, [&](int i, float value) { queries[i] = value * p.scale; });
     return;
   }
-  const float* norm = is_query ? p.q_norm : p.k_norm;
-  float scale = 1.0f;
-  if (norm != nullptr) {
-    float sum = 0.0f;
-    for (int64_t i = threadIdx.x; i < p.head_dim; i += kThreads) sum += source[i] * source[i];
-    scale = 1.0f / sqrtf(block_sum(sum, sums) / static_cast<float>(p.head_dim) + p.norm_eps);
-  }
-  for (int64_t i = threadIdx.x; i < p.head_dim; i += kThreads) {
-    x[i] = norm != nullptr ? source[i] * scale * norm[i] : source[i];
-  }
-  __syncthreads();
-  const int64_t half = p.rotary_dim / 2;
-  const float* cosines = p.cos_sin + token * p.rotary_dim;
-  for (int64_t i = threadIdx.x; i < p.head_dim; i += kThreads) {
-    float value = x[i];
-    if (i < p.rotary_dim) {
-      const int64_t pair = p.rope_interleaved ? i / 2 : i % half;
-      const bool second = p.rope_interleaved ? (i & 1) != 0 : i >= half;
-      const int64_t other = p.rope_interleaved ? (i ^ 1) : second ? i - half : i + half;
-      const float turned = __fmul_rn(x[other], cosines[half + pair]);
-      value = __fmul_rn(value, cosines[pair]);
-      value = second ? __fadd_rn(value, turned) : __fsub_rn(value, turned);
-    }
-    if (is_query) {
-      p.queries[(token * p.num_heads + head) * p.head_dim + i] = value * p.scale;
-    } else {
-      target[i] = from_float<T>(value);
-    }
-  }
+  const int64_t key_head = head - p.num_heads;
+  T* target = slot_of<T>(p, token, key_head / p.num_kv_heads, key_head % p.num_kv_heads);
+  if (target == nullptr) return;
+  prepare_head(p, token, head, x, [&](int i, float value) { target[i] = from_float<T>(value); });
 }
 
 // --- Kernel 2 -----------------------------------------------------------------------------------------------------
 
-// State of a row: maximum, sum, then head_dim accumulated values.
-__device__ __forceinline__ float* state_of(const AttentionParams& p, int64_t partitions, int64_t token, int64_t head,
-                                           int64_t partition) {
-  return p.states + ((token * p.num_heads + head) * partitions + partition) * (p.head_dim + 2);
+// 16 bytes, or zeros.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool given) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(given ? 16 : 0)
+               : "memory");
 }
 
-// exp(a - b) where both may be -infinity.
-__device__ __forceinline__ float exp_difference(float a, float b) { return a == b ? 1.0f : expf(__fsub_rn(a, b)); }
-
-struct MergeScales {
-  float old_scale, part_scale;
-};
-
-// One more partition into (max, sum); a partition of which the row sees nothing has sum 0 and changes nothing.
-__device__ __forceinline__ MergeScales merge(float& max, float& sum, float part_max, float part_sum) {
-  if (part_sum == 0.0f) return {1.0f, 0.0f};
-  const float highest = fmaxf(max, part_max);
-  const MergeScales scales{exp_difference(max, highest), exp_difference(part_max, highest)};
-  sum = __fadd_rn(__fmul_rn(sum, scales.old_scale), __fmul_rn(part_sum, scales.part_scale));
-  max = highest;
-  return scales;
+// The item of a block: request and first token. Blocks run over items of all requests; the last ones find none.
+__device__ __forceinline__ void find_item(const AttentionParams& p, int tokens_per_item, int64_t (&item)[2]) {
+  int64_t left = blockIdx.x;
+  item[0] = -1;
+  if (tokens_per_item == 1) {
+    item[0] = request_of(p, left);
+    item[1] = left;
+    return;
+  }
+  for (int64_t r = 0; r < p.num_requests; ++r) {
+    const int64_t count = p.query_start_loc[r + 1] - p.query_start_loc[r];
+    const int64_t items = (count + tokens_per_item - 1) / tokens_per_item;
+    if (left < items) {
+      item[0] = r;
+      item[1] = p.query_start_loc[r] + (items - 1 - left) * tokens_per_item;  // the longest first
+      return;
+    }
+    left -= items;
+  }
 }
 
-__device__ __forceinline__ float merged(MergeScales s, float old, float part) {
-  if (s.part_scale == 0.0f) return __fmul_rn(old, s.old_scale);
-  return __fadd_rn(__fmul_rn(old, s.old_scale), __fmul_rn(part, s.part_scale));
-}
-
-__device__ __forceinline__ float final_scale(const AttentionParams& p, int64_t head, float max, float sum) {
-  if (p.sinks == nullptr) return 1.0f / sum;
-  const float sink = p.sinks[head], highest = fmaxf(max, sink);  // one more logit in the denominator, without a value
-  const float rescale = exp_difference(max, highest);
-  return rescale / __fadd_rn(__fmul_rn(sum, rescale), exp_difference(sink, highest));
+// The rows of an item from their partitions, in order; a thread has four dimensions of a head.
+__device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64_t token, int64_t first_head, int heads,
+                                                 int64_t first, int64_t last, int partitions) {
+  const int dim = static_cast<int>(p.head_dim), quads = heads * dim / 4;
+  for (int start = 0; start < quads; start += kThreads) {
+    const int at = start + static_cast<int>(threadIdx.x);
+    const bool inside = at < quads;
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (inside) {
+      const int64_t head = first_head + at * 4 / dim, d = at * 4 % dim;
+      float max = -kInfinity, sum = 0.0f;
+#pragma unroll 4
+      for (int64_t i = first; i <= last; ++i) {
+        const float* state = state_of(p, partitions, token, head, i);
+        const float4 part = __ldcg(reinterpret_cast<const float4*>(state + d));
+        const float2 ends = __ldcg(reinterpret_cast<const float2*>(state + dim));
+        const MergeScales scales = merge(max, sum, ends.x, ends.y);
+        out = make_float4(merged(scales, out.x, part.x), merged(scales, out.y, part.y), merged(scales, out.z, part.z),
+                          merged(scales, out.w, part.w));
+      }
+      const float scale = final_scale(p, head, max, sum);
+      out = make_float4(__fmul_rn(out.x, scale), __fmul_rn(out.y, scale), __fmul_rn(out.z, scale),
+                        __fmul_rn(out.w, scale));
+      reinterpret_cast<float4*>(p.out + (token * p.num_heads + first_head) * dim)[at] = out;
+    }
+    if (p.quantized.values == nullptr) continue;
+    const Quantized8 q = quantize_quad(out);
+    if (inside) store_quantized(p.quantized, token, p.num_heads * dim, first_head * dim / 4 + at, q);
+  }
 }
 
 // kKeys per tile; kSlots * kThreads >= head_dim; kRows query rows per item.
@@ -170,30 +109,19 @@ __global__ void __launch_bounds__(kThreads)
   float* queries = reinterpret_cast<float*>(values + kKeys * dim);  // [kRows][dim]
   float* scores = queries + kRows * dim;                            // [kKeys][kRows]
   __shared__ float row_max[kRows], row_sum[kRows], row_rescale[kRows];
+  float* staged = scores + kKeys * kRows;  // of a split step: [kThreads / 32][dim], for prepare_head
   __shared__ int64_t key_rows[kKeys], item[2];
-  wait_for_previous();
+  // Of a split step: the slots that it writes, the token that makes a key of the tile or -1, whether this block is the
+  // last one of its item.
+  __shared__ int slots[kSplitTokens], new_tokens[kKeys];
+  __shared__ bool is_last;
+  if constexpr (!kSplit) wait_for_previous();  // a split step first fetches what earlier steps have written
 
-  // The item: request and first token. Blocks run over items of all requests; the last ones find none.
-  const int thread = threadIdx.x;
-  if (thread == 0) {
-    int64_t left = blockIdx.x, request = -1, token = 0;
-    if (tokens_per_item == 1) {
-      request = request_of(p, left);
-      token = left;
-    } else {
-      for (int64_t r = 0; r < p.num_requests; ++r) {
-        const int64_t count = p.query_start_loc[r + 1] - p.query_start_loc[r];
-        const int64_t items = (count + tokens_per_item - 1) / tokens_per_item;
-        if (left < items) {
-          request = r;
-          token = p.query_start_loc[r] + (items - 1 - left) * tokens_per_item;  // the longest first
-          break;
-        }
-        left -= items;
-      }
-    }
-    item[0] = request;
-    item[1] = token;
+  const int thread = threadIdx.x, warp = thread >> 5;
+  if (thread == 0) find_item(p, tokens_per_item, item);
+  if constexpr (kSplit) {
+    if (blockIdx.y == 0 && blockIdx.z == 0) check_step(sink, p, blockIdx.x);
+    for (int i = thread; i < p.num_tokens; i += kThreads) slots[i] = p.slot_mapping[i];
   }
   __syncthreads();
   const int64_t request = item[0], first_token = item[1];
@@ -201,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t end_token = p.query_start_loc[request + 1];
   const int tokens = static_cast<int>(min(static_cast<int64_t>(tokens_per_item), end_token - first_token));
   const int64_t kv_head = blockIdx.y % p.num_kv_heads;
-  const int first_head = static_cast<int>(blockIdx.y / p.num_kv_heads) * heads_per_item;  // of the group
+  const int head_part = static_cast<int>(blockIdx.y / p.num_kv_heads), first_head = head_part * heads_per_item;
   const int heads = min(heads_per_item, static_cast<int>(p.group) - first_head);
   const int rows = tokens * heads;  // row = token * heads + head
   const int64_t limit = p.max_blocks * p.block_size;
@@ -210,16 +138,73 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t last_position = min(first_position + tokens - 1, limit - 1);
   const int64_t window_start =
       p.sliding_window > 0 ? max(static_cast<int64_t>(0), first_position - p.sliding_window + 1) : 0;
-  int64_t partition = window_start / kPartitionKeys, last_partition = last_position / kPartitionKeys;
+  const int64_t first_partition = window_start / kPartitionKeys, end_partition = last_position / kPartitionKeys;
+  int64_t partition = first_partition, last_partition = end_partition;
   if (kSplit) {
     const int64_t wanted = blockIdx.z;
     if (wanted < partition || wanted > last_partition) return;
     partition = last_partition = wanted;
   }
+  const T* cache = static_cast<const T*>(p.kv_cache);
+  const int64_t to_values = p.num_kv_heads * p.block_size * p.head_dim;
+  const auto fetch_tile = [&](int64_t tile) {
+    const int64_t begin = max(tile, window_start), end = min(tile + kKeys, last_position + 1);
+    if (thread < kKeys) {
+      const int64_t position = tile + thread;
+      int64_t at = -1;
+      int token = -1;
+      if (position >= begin && position < end) {
+        const int64_t block = block_at(p, request, position), offset = position % p.block_size;
+        if constexpr (kSplit) {
+          for (int t = 0; t < p.num_tokens; ++t) token = slots[t] == block * p.block_size + offset ? t : token;
+        }
+        if (token < 0) at = kv_index(p, block, 0, kv_head, offset);
+      }
+      key_rows[thread] = at;
+      if constexpr (kSplit) new_tokens[thread] = token;
+    }
+    __syncthreads();
+    constexpr int kWide = 16 / sizeof(T);
+    const int pieces = dim / kWide;
+#pragma unroll 4
+    for (int i = thread; i < kKeys * pieces; i += kThreads) {
+      const int key = i / pieces, part = i % pieces;
+      const bool given = key_rows[key] >= 0;
+      const T* from = cache + (given ? key_rows[key] : 0) + part * kWide;
+      copy_async(keys + key * key_stride + part * kWide, from, given);
+      copy_async(values + key * dim + part * kWide, given ? from + to_values : from, given);
+    }
+  };
+  // The keys and values of this step, as they are rounded on their way into the cache.
+  const auto add_new_keys = [&] {
+    for (int i = warp; i < 2 * kKeys; i += kThreads / 32) {
+      const int key = i / 2, is_value = i % 2;
+      if (new_tokens[key] < 0) continue;
+      T* target = is_value != 0 ? values + key * dim : keys + key * key_stride;
+      prepare_head(p, new_tokens[key], p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
+                   [&](int e, float value) { target[e] = from_float<T>(value); });
+    }
+  };
   const auto head_of = [&](int row) { return kv_head * p.group + first_head + row % heads; };
-  for (int i = thread; i < rows * dim; i += kThreads) {
-    const int row = i / dim;
-    queries[i] = p.queries[((first_token + row / heads) * p.num_heads + head_of(row)) * dim + i % dim];
+  if constexpr (kSplit) {
+    fetch_tile(max(partition * kPartitionKeys, window_start / kKeys * kKeys));
+    wait_for_previous();
+    for (int row = warp; row < rows; row += kThreads / 32) {
+      prepare_head(p, first_token, head_of(row), staged + warp * dim,
+                   [&](int i, float value) { queries[row * dim + i] = value * p.scale; });
+    }
+    if (head_part == 0 && partition == end_partition && warp >= 2) {  // one block of a token writes to the cache
+      const int is_value = warp - 2;
+      if (T* target = slot_of<T>(p, first_token, is_value, kv_head); target != nullptr) {
+        prepare_head(p, first_token, p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
+                     [&](int i, float value) { target[i] = from_float<T>(value); });
+      }
+    }
+  } else {
+    for (int i = thread; i < rows * dim; i += kThreads) {
+      const int row = i / dim;
+      queries[i] = p.queries[((first_token + row / heads) * p.num_heads + head_of(row)) * dim + i % dim];
+    }
   }
 
   float total[kRows][kSlots] = {}, total_max[kRows], total_sum[kRows];  // over partitions
@@ -228,8 +213,7 @@ __global__ void __launch_bounds__(kThreads)
     total_max[r] = -kInfinity;
     total_sum[r] = 0.0f;
   }
-  const T* cache = static_cast<const T*>(p.kv_cache);
-  const int64_t to_values = p.num_kv_heads * p.block_size * p.head_dim;
+  bool fetched = kSplit;  // the first tile
   for (; partition <= last_partition; ++partition) {
     float acc[kRows][kSlots] = {};
     if (thread < kRows) {
@@ -240,31 +224,15 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t begin = max(tile, window_start), end = min(tile + kKeys, last_position + 1);
       if (begin >= end) continue;
       __syncthreads();  // the last tile's keys and scores are done with
-      if (thread < kKeys) {
-        const int64_t position = tile + thread;
-        int64_t at = -1;
-        if (position >= begin && position < end) {
-          const int64_t block = p.block_table[request * p.max_blocks + position / p.block_size];
-          const bool known = block >= 0 && block < p.num_blocks;  // kernel 1 has reported it
-          at = kv_index(p, known ? block : 0, 0, kv_head, position % p.block_size);
-        }
-        key_rows[thread] = at;
+      if (!fetched) fetch_tile(tile);
+      fetched = false;
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      if constexpr (kSplit) {
+        __syncthreads();
+        add_new_keys();
       }
       __syncthreads();
       constexpr int kWide = 16 / sizeof(T);
-      const int pieces = dim / kWide;
-#pragma unroll 4
-      for (int i = thread; i < kKeys * pieces; i += kThreads) {
-        const int key = i / pieces, part = i % pieces;
-        uint4 k = make_uint4(0, 0, 0, 0), v = k;
-        if (key_rows[key] >= 0) {
-          k = *reinterpret_cast<const uint4*>(cache + key_rows[key] + part * kWide);
-          v = *reinterpret_cast<const uint4*>(cache + key_rows[key] + to_values + part * kWide);
-        }
-        *reinterpret_cast<uint4*>(keys + key * key_stride + part * kWide) = k;
-        *reinterpret_cast<uint4*>(values + key * dim + part * kWide) = v;
-      }
-      __syncthreads();
 
       // Scores: a thread has one key and every kGroups-th row.
       constexpr int kGroups = kThreads / kKeys, kRowsEach = (kRows + kGroups - 1) / kGroups;
@@ -363,13 +331,13 @@ __global__ void __launch_bounds__(kThreads)
       if constexpr (kSplit) {
         float* state = state_of(p, partitions, first_token + r / heads, head_of(r), partition);
         if (thread == 0) {
-          state[0] = row_max[r];
-          state[1] = row_sum[r];
+          state[dim] = row_max[r];
+          state[dim + 1] = row_sum[r];
         }
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
           const int d = thread + s * kThreads;
-          if (d < dim) state[2 + d] = acc[r][s];
+          if (d < dim) state[d] = acc[r][s];
         }
       } else {
         const MergeScales scales = merge(total_max[r], total_sum[r], row_max[r], row_sum[r]);
@@ -379,7 +347,19 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();  // row_max and row_sum are reset next
   }
-  if constexpr (!kSplit) {
+  if constexpr (kSplit) {
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+      int* arrived = p.arrived + first_token * gridDim.y + blockIdx.y;
+      is_last = atomicAdd(arrived, 1) == static_cast<int>(end_partition - first_partition);
+      if (is_last) *arrived = 0;  // for the next step
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    merge_partitions(p, first_token, kv_head * p.group + first_head, heads, first_partition, end_partition, partitions);
+  } else {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) continue;
@@ -394,43 +374,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- Kernel 3 -----------------------------------------------------------------------------------------------------
-
-// A thread has four dimensions of a head of a token: its partitions, in order.
-__global__ void __launch_bounds__(kThreads) merge_kernel(AttentionParams p, int partitions) {
-  wait_for_previous();
-  const int64_t token = blockIdx.x, width = p.num_heads * p.head_dim / 4;
-  const int64_t at = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  const bool inside = at < width;
-  float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if (inside) {
-    const int64_t head = at * 4 / p.head_dim, d = at * 4 % p.head_dim;
-    const int64_t limit = p.max_blocks * p.block_size;
-    const int64_t position = max(static_cast<int64_t>(0), min(static_cast<int64_t>(p.positions[token]), limit - 1));
-    const int64_t start = p.sliding_window > 0 ? max(static_cast<int64_t>(0), position - p.sliding_window + 1) : 0;
-    float max = -kInfinity, sum = 0.0f, total[4] = {};
-    for (int64_t i = start / kPartitionKeys; i <= position / kPartitionKeys; ++i) {
-      const float* state = state_of(p, partitions, token, head, i);
-      const MergeScales scales = merge(max, sum, state[0], state[1]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) total[e] = merged(scales, total[e], state[2 + d + e]);
-    }
-    const float scale = final_scale(p, head, max, sum);
-    out = make_float4(__fmul_rn(total[0], scale), __fmul_rn(total[1], scale), __fmul_rn(total[2], scale),
-                      __fmul_rn(total[3], scale));
-    reinterpret_cast<float4*>(p.out)[token * width + at] = out;
-  }
-  if (p.quantized.values == nullptr) return;
-  const Quantized8 q = quantize_quad(out);
-  if (inside) store_quantized(p.quantized, token, width * 4, at, q);
-}
-
 // --- Host ---------------------------------------------------------------------------------------------------------
-
-bool is_split(const AttentionParams& p) { return p.num_tokens <= kSplitTokens; }
 
 int64_t partitions_of(const AttentionParams& p) {
   return (p.max_blocks * p.block_size + kPartitionKeys - 1) / kPartitionKeys;
+}
+
+bool is_split(const AttentionParams& p) {
+  return p.num_tokens <= kSplitTokens && p.num_tokens * partitions_of(p) <= kSplitStates;
 }
 
 template <class T, int kKeys, int kSlots, int kRows>
@@ -443,14 +394,11 @@ cudaError_t attend(const Launch& on, ErrorSink sink, const AttentionParams& p) {
   const int partitions = static_cast<int>(partitions_of(p));
   const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(p.num_kv_heads * head_parts),
                   static_cast<unsigned>(split ? partitions : 1));
-  const size_t bytes = kKeys * (2 * p.head_dim * sizeof(T) + 16) + (kRows * p.head_dim + kKeys * kRows) * sizeof(float);
-  cudaError_t status =
-      launch(on, split ? attend_kernel<T, kKeys, kSlots, kRows, true> : attend_kernel<T, kKeys, kSlots, kRows, false>,
-             grid, dim3(kThreads), bytes, sink, p, tokens, heads, partitions);
-  if (status != cudaSuccess || !split) return status;
-  const int64_t quads = p.num_heads * p.head_dim / 4;
-  const dim3 parts(static_cast<unsigned>(p.num_tokens), static_cast<unsigned>((quads + kThreads - 1) / kThreads));
-  return launch(on, merge_kernel, parts, dim3(kThreads), 0, p, partitions);
+  const size_t floats = kRows * p.head_dim + kKeys * kRows + (split ? kThreads / 32 * p.head_dim : 0);
+  const size_t bytes = kKeys * (2 * p.head_dim * sizeof(T) + 16) + floats * sizeof(float);
+  return launch(on,
+                split ? attend_kernel<T, kKeys, kSlots, kRows, true> : attend_kernel<T, kKeys, kSlots, kRows, false>,
+                grid, dim3(kThreads), bytes, sink, p, tokens, heads, partitions);
 }
 
 template <class T, int kKeys, int kSlots>
@@ -464,9 +412,14 @@ cudaError_t attend_rows(const Launch& on, ErrorSink sink, const AttentionParams&
 // A tile has as many keys whatever the number of rows: where its borders lie is part of a row's bits.
 template <class T>
 cudaError_t run(const Launch& on, ErrorSink sink, const AttentionParams& p) {
-  const dim3 heads(static_cast<unsigned>(p.num_tokens), static_cast<unsigned>(p.num_heads + 2 * p.num_kv_heads));
-  const cudaError_t status = launch(on, prepare_kernel<T>, heads, dim3(kThreads), p.head_dim * sizeof(float), sink, p);
-  if (status != cudaSuccess) return status;
+  if (!is_split(p)) {
+    const dim3 grid(static_cast<unsigned>(p.num_tokens),
+                    static_cast<unsigned>((p.num_heads + 2 * p.num_kv_heads + kThreads / 32 - 1) / (kThreads / 32)));
+    const size_t bytes = kThreads / 32 * p.head_dim * sizeof(float);
+    const cudaError_t status = launch(on, prepare_kernel<T>, grid, dim3(kThreads), bytes, sink, p);
+    if (status != cudaSuccess) return status;
+    if (attends_on_tensor_cores(p)) return attend_mma(on, p);
+  }
   if (p.head_dim <= kThreads) return attend_rows<T, 64, 1>(on, sink, p);
   if (p.head_dim <= 2 * kThreads) return attend_rows<T, 32, 2>(on, sink, p);
   return attend_rows<T, sizeof(T) == 4 ? 16 : 32, 4>(on, sink, p);
@@ -477,7 +430,11 @@ cudaError_t run(const Launch& on, ErrorSink sink, const AttentionParams& p) {
 bool attention_quantizes(const AttentionParams& p) { return is_split(p) && p.head_dim % 32 == 0; }
 
 int64_t attention_state_floats(const AttentionParams& p) {
-  return is_split(p) ? p.num_tokens * p.num_heads * partitions_of(p) * (p.head_dim + 2) : 0;
+  return is_split(p) ? p.num_tokens * p.num_heads * partitions_of(p) * (p.head_dim + kStateExtra) : 0;
+}
+
+int64_t attention_counters(const AttentionParams& p) {
+  return is_split(p) ? p.num_tokens * p.num_kv_heads * p.group : 0;
 }
 
 cudaError_t paged_attention(const Launch& on, ErrorSink sink, const AttentionParams& p) {

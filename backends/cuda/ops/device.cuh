@@ -33,10 +33,12 @@ __device__ __forceinline__ void report(const ErrorSink& sink, DeviceErrorCode co
   error->value = value;
 }
 
+constexpr size_t kUsualSharedBytes = 48 * 1024;  // a kernel may have so many without asking; never set a limit below it
+
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const Launch& on, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                    Arguments... arguments) {
-  if (shared_bytes > 48 * 1024) {
+  if (shared_bytes > kUsualSharedBytes) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (status != cudaSuccess) return status;

@@ -24,20 +24,52 @@ template <int N>
 struct Words {
   uint32_t raw[N + 1];
   unsigned shift;
-
-  __device__ __forceinline__ void load(const uint8_t* p) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
-    shift = static_cast<unsigned>(address & 2) * 8;
-#pragma unroll
-    for (int i = 0; i <= N; ++i) raw[i] = __ldg(words + i);
-  }
   __device__ __forceinline__ uint32_t operator[](int i) const { return __funnelshift_r(raw[i], raw[i + 1], shift); }
 };
 
-__device__ __forceinline__ float to_half_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+// Bytes of weights in device memory.
+struct GlobalBytes {
+  const uint8_t* base;
 
-__device__ __forceinline__ uint16_t load_u16(const uint8_t* p) { return __ldg(reinterpret_cast<const uint16_t*>(p)); }
+  __device__ __forceinline__ GlobalBytes at(int offset) const { return {base + offset}; }
+  __device__ __forceinline__ uint16_t u16(int offset) const {
+    return __ldg(reinterpret_cast<const uint16_t*>(base + offset));
+  }
+  __device__ __forceinline__ uint4 vector(int offset) const {
+    return __ldg(reinterpret_cast<const uint4*>(base + offset));
+  }
+  template <int N>
+  __device__ __forceinline__ void words(int offset, Words<N>& out) const {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(base + offset);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+    out.shift = static_cast<unsigned>(address & 2) * 8;
+#pragma unroll
+    for (int i = 0; i <= N; ++i) out.raw[i] = __ldg(words + i);
+  }
+};
+
+// The same in shared memory: `first` bytes after `base`, which is 16-byte aligned.
+struct SharedBytes {
+  const uint8_t* base;
+  int first;
+
+  __device__ __forceinline__ SharedBytes at(int offset) const { return {base, first + offset}; }
+  __device__ __forceinline__ uint16_t u16(int offset) const {
+    return *reinterpret_cast<const uint16_t*>(base + first + offset);
+  }
+  __device__ __forceinline__ uint4 vector(int offset) const {
+    return *reinterpret_cast<const uint4*>(base + first + offset);
+  }
+  template <int N>
+  __device__ __forceinline__ void words(int offset, Words<N>& out) const {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(base + ((first + offset) & ~3));
+    out.shift = static_cast<unsigned>((first + offset) & 2) * 8;
+#pragma unroll
+    for (int i = 0; i <= N; ++i) out.raw[i] = words[i];
+  }
+};
+
+__device__ __forceinline__ float to_half_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
 // x - y in each of four bytes, for bytes of x below 128 and of y up to 128: no borrow crosses where the top bit is set
 // first.
@@ -51,9 +83,8 @@ __device__ __forceinline__ uint32_t fifth_bits(uint32_t bits, int i) {
   return (nibble * 0x00204081u & 0x01010101u) << 4;
 }
 
-// A lane reads every 32nd run of a row, starting with the run of its own number: what depends on the place of a run
-// inside its block is the same for all of them and is kept in Lane. start() is the address that belongs to the first
-// run, kStepBytes lead to the next; load() fetches, decode() makes integers and scales of it.
+// offset() is where the block of a run starts in its row; what depends on the place of a run inside its block is kept in
+// Lane. load() fetches from the start of the block, decode() makes integers and scales of it.
 template <Format F>
 struct BlockReader;
 
@@ -62,7 +93,7 @@ template <bool kMinimum, bool kFive, int kZero>
 struct NibbleReader {
   static constexpr int kHeader = kMinimum ? 4 : 2;
   static constexpr int kBytes = kHeader + (kFive ? 4 : 0) + 16;
-  static constexpr int kStepBytes = 32 * kBytes;
+  static constexpr int kBytesOf2048 = 64 * kBytes;
   struct Lane {
     __device__ __forceinline__ explicit Lane(int) {}
   };
@@ -70,14 +101,13 @@ struct NibbleReader {
     Words<kFive ? 5 : 4> words;
     uint16_t d, m;
   };
-  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
-    return row + static_cast<int64_t>(run) * kBytes;
-  }
-  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane&) {
+  static __device__ __forceinline__ int offset(int run) { return run * kBytes; }
+  template <class Bytes>
+  static __device__ __forceinline__ Raw load(const Bytes& block, const Lane&) {
     Raw raw;
-    raw.d = load_u16(p);
-    raw.m = kMinimum ? load_u16(p + 2) : uint16_t{0};
-    raw.words.load(p + kHeader);
+    raw.d = block.u16(0);
+    raw.m = kMinimum ? block.u16(2) : uint16_t{0};
+    block.words(kHeader, raw.words);
     return raw;
   }
   static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane&) {
@@ -110,7 +140,7 @@ struct BlockReader<Format::kQ5_1> : NibbleReader<true, true, 0> {};
 
 template <>
 struct BlockReader<Format::kQ8_0> {
-  static constexpr int kStepBytes = 32 * 34;
+  static constexpr int kBytesOf2048 = 64 * 34;
   struct Lane {
     __device__ __forceinline__ explicit Lane(int) {}
   };
@@ -118,13 +148,12 @@ struct BlockReader<Format::kQ8_0> {
     Words<8> words;
     uint16_t d;
   };
-  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
-    return row + static_cast<int64_t>(run) * 34;
-  }
-  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane&) {
+  static __device__ __forceinline__ int offset(int run) { return run * 34; }
+  template <class Bytes>
+  static __device__ __forceinline__ Raw load(const Bytes& block, const Lane&) {
     Raw raw;
-    raw.d = load_u16(p);
-    raw.words.load(p + 2);
+    raw.d = block.u16(0);
+    block.words(2, raw.words);
     return raw;
   }
   static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane&) {
@@ -143,7 +172,7 @@ struct BlockReader<Format::kQ8_0> {
 template <bool kFive>
 struct KReader {
   static constexpr int kBytes = kFive ? 176 : 144;
-  static constexpr int kStepBytes = 4 * kBytes;
+  static constexpr int kBytesOf2048 = 8 * kBytes;
   struct Lane {
     int j, shift, minimum_shift, quants;
     uint32_t low_mask, high_mask;
@@ -158,18 +187,16 @@ struct KReader {
   struct Raw {
     uint4 head, a, b, e, f;
   };
-  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
-    return row + static_cast<int64_t>(run >> 3) * kBytes;
-  }
-  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane& lane) {
-    const uint4* quants = reinterpret_cast<const uint4*>(p + lane.quants);
+  static __device__ __forceinline__ int offset(int run) { return (run >> 3) * kBytes; }
+  template <class Bytes>
+  static __device__ __forceinline__ Raw load(const Bytes& block, const Lane& lane) {
     Raw raw;
-    raw.head = __ldg(reinterpret_cast<const uint4*>(p));
-    raw.a = __ldg(quants);
-    raw.b = __ldg(quants + 1);
+    raw.head = block.vector(0);
+    raw.a = block.vector(lane.quants);
+    raw.b = block.vector(lane.quants + 16);
     if (kFive) {
-      raw.e = __ldg(reinterpret_cast<const uint4*>(p + 16));
-      raw.f = __ldg(reinterpret_cast<const uint4*>(p + 32));
+      raw.e = block.vector(16);
+      raw.f = block.vector(32);
     }
     return raw;
   }
@@ -203,7 +230,7 @@ struct BlockReader<Format::kQ5_K> : KReader<true> {};
 // 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, d; 2-byte aligned.
 template <>
 struct BlockReader<Format::kQ6_K> {
-  static constexpr int kStepBytes = 4 * 210;
+  static constexpr int kBytesOf2048 = 8 * 210;
   struct Lane {
     int low, high, scales, nibble, pair;
     __device__ __forceinline__ explicit Lane(int run)
@@ -217,15 +244,14 @@ struct BlockReader<Format::kQ6_K> {
     Words<8> low, high;
     uint16_t scales, d;
   };
-  static __device__ __forceinline__ const uint8_t* start(const uint8_t* row, int run) {
-    return row + static_cast<int64_t>(run >> 3) * 210;
-  }
-  static __device__ __forceinline__ Raw load(const uint8_t* p, const Lane& lane) {
+  static __device__ __forceinline__ int offset(int run) { return (run >> 3) * 210; }
+  template <class Bytes>
+  static __device__ __forceinline__ Raw load(const Bytes& block, const Lane& lane) {
     Raw raw;
-    raw.low.load(p + lane.low);
-    raw.high.load(p + lane.high);
-    raw.scales = load_u16(p + lane.scales);
-    raw.d = load_u16(p + 208);
+    block.words(lane.low, raw.low);
+    block.words(lane.high, raw.high);
+    raw.scales = block.u16(lane.scales);
+    raw.d = block.u16(208);
     return raw;
   }
   static __device__ __forceinline__ Run32 decode(const Raw& raw, const Lane& lane) {
@@ -243,11 +269,11 @@ struct BlockReader<Format::kQ6_K> {
   }
 };
 
-template <Format F>
-__device__ __forceinline__ Run32 read_run(const uint8_t* row, int run) {
+template <Format F, class Bytes>
+__device__ __forceinline__ Run32 read_run(const Bytes& row, int run) {
   using Reader = BlockReader<F>;
   const typename Reader::Lane lane(run);
-  return Reader::decode(Reader::load(Reader::start(row, run), lane), lane);
+  return Reader::decode(Reader::load(row.at(Reader::offset(run)), lane), lane);
 }
 
 // Weight i of a run as float32, rounded as the NumPy reference does: product, then sum.
@@ -275,7 +301,7 @@ __device__ __forceinline__ void read_floats(const uint8_t* row, int run, int64_t
       }
     }
   } else {
-    const Run32 r = read_run<F>(row, run);
+    const Run32 r = read_run<F>(GlobalBytes{row}, run);
 #pragma unroll
     for (int i = 0; i < 32; ++i) out[i] = weight_of(r, i);
   }

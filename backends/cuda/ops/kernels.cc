@@ -1,5 +1,6 @@
 #include "kernels.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace trivet::cuda {
@@ -15,6 +16,7 @@ constexpr WeightFormat kFormats[] = {
 constexpr int64_t kMaxGridRows = 65535;  // blockIdx.y and z
 // Up to here a product is bound by reading its weights, and its rows are taken as int8 (block formats) or float32.
 constexpr int64_t kFewRows = 16, kFewElementRows = 4;
+constexpr int64_t kMaxDequantized = int64_t{128} << 20;  // bytes of scratch for weights in bfloat16
 
 float checked_eps(const KernelInfo& info) {
   const float eps = info.attr_float("eps");
@@ -157,15 +159,14 @@ class Products {
   }
 
   bool takes_int8(const WeightFormat& format) const {
-    return session_.activation_dtype == ActivationDtype::kInt8 && format.is_block() && rows_.count <= kFewRows;
+    return session_.activation_dtype == ActivationDtype::kInt8 && format.is_block() && rows_.count <= kFewRows &&
+           matvec_int8_takes(rows_.k);
   }
 
   // `count` weights of one format whose columns lie side by side in y.
   void run(const WeightFormat& format, const Weight* weights, int count, const Product& out) {
     if (takes_int8(format)) {
-      check(matvec_int8(context_.launch, quantized(), rows_.count, rows_.k, weights, count, nullptr, Epilogue::kNone,
-                        out),
-            "matvec_int8");
+      check(matvec_int8(context_.launch, quantized(), rows_.count, rows_.k, weights, count, {}, out), "matvec_int8");
       return;
     }
     const bool in_float = rows_.count <= kFewElementRows || session_.activation_dtype == ActivationDtype::kFloat32 ||
@@ -174,6 +175,8 @@ class Products {
     for (int i = 0; i < count; ++i) {
       if (in_float) {
         check(matvec_float(context_.launch, sink_, rows_, weights[i], part), "matvec_float");
+      } else if (context_.launch.has_wgmma) {
+        run_wgmma(weights[i], part);
       } else {
         check(matmul_mma(context_.launch, rounded(), rows_.count, rows_.k, padded_k(), weights[i], part), "matmul_mma");
       }
@@ -182,13 +185,41 @@ class Products {
     }
   }
 
-  // Both weights of a gated pair, of one format that takes int8.
-  void run_gated(const Weight& gate, const uint8_t* up, Epilogue epilogue, const Product& out) {
-    check(matvec_int8(context_.launch, quantized(), rows_.count, rows_.k, &gate, 1, up, epilogue, out), "matvec_int8");
+  // Both weights of a gated pair, of one format that takes int8. y is written as int8 as well, for the product that
+  // usually follows.
+  void run_gated(const Weight& weight, const uint8_t* up, Epilogue epilogue, const Product& out) {
+    const QuantizedRows x = quantized();
+    Gate gate{up, epilogue, {}};
+    if (weight.rows % 32 == 0) gate.quantized = context_.quantized_for(out.y, rows_.count, weight.rows);
+    check(matvec_int8(context_.launch, x, rows_.count, rows_.k, &weight, 1, gate, out), "matvec_int8");
   }
 
  private:
   int64_t padded_k() const { return (rows_.k + 63) / 64 * 64; }
+
+  // Weights that are not bfloat16 rows as the kernel wants them become such, some columns at a time.
+  void run_wgmma(Weight weight, Product out) {
+    const Launch& launch = context_.launch;
+    const int64_t k = padded_k();
+    const bool as_stored = weight.format == Format::kBF16 && rows_.k == k;
+    const int64_t most = as_stored ? weight.rows : std::max<int64_t>(128, kMaxDequantized / (2 * k) / 128 * 128);
+    for (int64_t left = weight.rows; left > 0; left -= most) {
+      Weight part = weight;
+      part.rows = std::min(left, most);
+      const void* values = part.data;
+      if (!as_stored) {
+        void* made = context_.scratch<uint16_t>(Context::kDequantized, part.rows * k);
+        check(dequantize_rows(launch, part, rows_.k, k, made), "dequantize_rows");
+        values = made;
+      }
+      const int splits = wgmma_splits(launch, rows_.count, part.rows, k);
+      float* parts = splits == 1 ? nullptr : context_.scratch<float>(Context::kParts, splits * rows_.count * part.rows);
+      check(matmul_wgmma(launch, rounded(), rows_.count, k, values, part.rows, parts, out), "matmul_wgmma");
+      weight.data += part.rows * weight.row_bytes;
+      out.y += part.rows;
+      if (out.bias != nullptr) out.bias += part.rows;
+    }
+  }
 
   QuantizedRows quantized() {
     if (quantized_.values == nullptr && rows_.index == nullptr) {

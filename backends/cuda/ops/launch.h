@@ -15,6 +15,7 @@ struct Launch {
   cudaStream_t stream;
   int num_multiprocessors;
   bool dependent_launch;  // the device has programmatic dependent launch (SM 90 and newer)
+  bool has_wgmma;         // matmul_wgmma runs on it
 };
 
 struct ErrorSink {
@@ -86,16 +87,29 @@ cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64
 // y[row][i] = act(xy[row][i]) * xy[row][n + i]
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y);
 
-// matvec_int8.cu: few rows, up to kMaxSegments weights of one block format side by side. `up`: the second weight of a
-// gated pair, of the same format and size as the only one in `weights`, else null.
+// matvec_int8.cu: few rows, up to kMaxSegments weights of one block format side by side.
 inline constexpr int kMaxSegments = 3;
+struct Gate {
+  const uint8_t* up = nullptr;  // the second weight of a gated pair, of the same format and size as the only one given
+  Epilogue epilogue = Epilogue::kNone;
+  QuantizedRows quantized{};  // y once more, as int8; its width is then a multiple of 32
+};
+bool matvec_int8_takes(int64_t k);
 cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight* weights,
-                        int count, const uint8_t* up, Epilogue epilogue, const Product& out);
+                        int count, const Gate& gate, const Product& out);
 // matvec_float.cu: float32 activations, any number of rows and any format; a row's bits do not depend on the others.
 cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out);
 // matmul_mma.cu: many rows on tensor cores; x as bfloat16 [rows][padded_k], padded_k a multiple of 64.
 cudaError_t matmul_mma(const Launch& on, const void* x, int64_t rows, int64_t k, int64_t padded_k, const Weight& weight,
                        const Product& out);
+
+// dequantize.cu: the whole weight as bfloat16 [rows][padded_k]
+cudaError_t dequantize_rows(const Launch& on, const Weight& weight, int64_t k, int64_t padded_k, void* bfloat16_out);
+// matmul_wgmma.cu (SM 90a only, null in a library without it): many rows; x and weight as bfloat16 rows of padded_k, a multiple of 64. `parts` holds
+// wgmma_splits() * rows * columns floats, and is not used where that is one split.
+[[gnu::weak]] int wgmma_splits(const Launch& on, int64_t rows, int64_t columns, int64_t padded_k);
+[[gnu::weak]] cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k, const void* weight,
+                         int64_t columns, float* parts, const Product& out);
 
 // --- attention.cu -------------------------------------------------------------------------------------------------
 
@@ -112,8 +126,10 @@ struct AttentionParams {
   const int32_t *positions, *slot_mapping, *block_table, *query_start_loc, *seq_lens;
   const float *q_norm, *k_norm, *sinks;
   float* out;
-  float* queries;           // scratch [num_tokens, num_heads, head_dim]
+  float* queries;           // scratch [num_tokens, num_heads, head_dim] of a step that is not split
   float* states;            // scratch of attention_state_floats()
+  int* arrived;             // attention_counters() zeros, which they are again afterwards
+  bool tensor_cores;        // where a step of many tokens can use them
   QuantizedRows quantized;  // of a split step with head_dim % 32 == 0: `out` once more, as int8
 };
 
@@ -121,7 +137,11 @@ struct AttentionParams {
 bool attention_quantizes(const AttentionParams& p);
 // Floats of scratch for partial results, 0 when the step is not split.
 int64_t attention_state_floats(const AttentionParams& p);
+int64_t attention_counters(const AttentionParams& p);
 cudaError_t paged_attention(const Launch& on, ErrorSink sink, const AttentionParams& p);
+// attention_mma.cu: the last part of it, for steps that are not split
+bool attends_on_tensor_cores(const AttentionParams& p);
+cudaError_t attend_mma(const Launch& on, const AttentionParams& p);
 
 // --- sample.cu ----------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ struct Piece {
   __device__ __forceinline__ void load(const uint8_t* row, int run, int64_t k) {
     if constexpr (kBlock) {
       if (run * 32 < k) {
-        data = read_run<F>(row, run);
+        data = read_run<F>(GlobalBytes{row}, run);
       } else {
         data = Run32{};
       }

@@ -1,36 +1,64 @@
 // Products of a few rows with block formats: int8 activations, exact integer dots per run of 32 weights, float32 sums.
-// A warp makes one or two columns at a time (with a gate: one column of both weights), a lane takes every 32nd run,
-// then a fixed tree over lanes. The next run of weights is fetched while one is used, the first even before the
-// previous kernel has ended.
+// A row of weights is cut into slices of 2048. A warp has one slice of the columns of its block; it streams them through
+// a ring in shared memory that is filled before the previous kernel has ended, and keeps its slice of one or two rows of
+// x in registers. A lane takes two runs of a slice, then a fixed tree over lanes, then the slices in order: a sum depends
+// on nothing but its row and column.
 #include "activation.cuh"
 #include "formats.cuh"
 
 namespace trivet::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-
-struct Segment {
-  const uint8_t* weight;
-  int64_t columns;
-  int64_t first_column;  // of y and of the bias
-  int64_t first_unit;    // a unit is what a warp makes at a time
-};
+constexpr int kSliceRuns = 64;  // of 32 weights
+#ifndef V_STAGES
+#define V_STAGES 8
+#define V_WARPS 8
+#define V_JOINT 2
+#endif
+constexpr int kStages = V_STAGES;      // of the ring: columns in flight per warp
+constexpr int kMaxWarps = 16;
+constexpr int kUsualWarps = V_WARPS;
+constexpr int kMaxRounds = 64;
 
 struct Arguments {
   QuantizedRows x;
-  int64_t rows, k;
-  Segment segments[kMaxSegments];
-  int num_segments;
-  const uint8_t* up;  // null, or the second weight of a gated pair whose first is segments[0]
-  int64_t units, row_bytes;
+  int64_t rows;
+  int runs, slices, groups;  // groups of `slices` warps in a block
+  int64_t items, block_items;
+  int64_t ends[kMaxSegments];  // of the segments, in items
+  const uint8_t* weights[kMaxSegments];
+  const uint8_t* up;  // null, or the second weight of a gated pair: items are then gates and ups in turn
+  int64_t row_bytes;
   Epilogue epilogue;
   Product out;
+  QuantizedRows quantized;  // of y
 };
 
+// Which runs of a slice a lane takes.
 template <Format F>
-__device__ __forceinline__ float run_product(const Run32& w, const int4& x0, const int4& x1, float scale, float sum,
-                                             float acc) {
+__device__ __forceinline__ int first_run(int lane) {
+  return F == Format::kQ6_K ? lane / 4 * 8 + (lane & 2) * 2 + (lane & 1) : 2 * lane;
+}
+template <Format F>
+inline constexpr int kRunDistance = F == Format::kQ6_K ? 2 : 1;
+
+template <Format F>
+inline constexpr int kSlotBytes = (BlockReader<F>::kBytesOf2048 + 32 + 15) / 16 * 16;
+
+__device__ __forceinline__ const uint8_t* item_weights(const Arguments& a, int64_t item) {
+  if (a.up != nullptr) return (item & 1 ? a.up : a.weights[0]) + (item >> 1) * a.row_bytes;
+  if (item < a.ends[0]) return a.weights[0] + item * a.row_bytes;
+  if (item < a.ends[1]) return a.weights[1] + (item - a.ends[0]) * a.row_bytes;
+  return a.weights[2] + (item - a.ends[1]) * a.row_bytes;
+}
+
+__device__ __forceinline__ void copy_async(uint8_t* shared, const uint8_t* global) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+}
+
+template <Format F>
+__device__ __forceinline__ float run_product(const Run32& w, const int4& x0, const int4& x1, float2 scale, float acc) {
   int first = __dp4a(w.q[0], x0.x, 0), second = __dp4a(w.q[4], x1.x, 0);
   first = __dp4a(w.q[1], x0.y, first);
   second = __dp4a(w.q[5], x1.y, second);
@@ -39,210 +67,273 @@ __device__ __forceinline__ float run_product(const Run32& w, const int4& x0, con
   first = __dp4a(w.q[3], x0.w, first);
   second = __dp4a(w.q[7], x1.w, second);
   if (kHasHalves<F>) {
-    acc = fmaf(w.scale[0] * scale, static_cast<float>(first), acc);
-    acc = fmaf(w.scale[1] * scale, static_cast<float>(second), acc);
+    acc = fmaf(w.scale[0] * scale.x, static_cast<float>(first), acc);
+    acc = fmaf(w.scale[1] * scale.x, static_cast<float>(second), acc);
   } else {
-    acc = fmaf(w.scale[0] * scale, static_cast<float>(first + second), acc);
+    acc = fmaf(w.scale[0] * scale.x, static_cast<float>(first + second), acc);
   }
-  if (kHasMinimum<F>) acc = fmaf(w.minimum, sum, acc);
+  if (kHasMinimum<F>) acc = fmaf(w.minimum, scale.y, acc);
   return acc;
 }
 
-// The columns of a unit: where their weights lie, and where the sums go.
-struct Unit {
-  const uint8_t* rows[2];
-  int64_t column;  // of the segment
-  int segment;
+// Sums of N values over the lanes, as warp_sum makes them; lane l gets that of value l / (32 / N).
+template <int N>
+__device__ __forceinline__ float warp_sums(float (&v)[N]) {
+  const int lane = threadIdx.x & 31;
+  int offset = 16;
+#pragma unroll
+  for (int n = N / 2; n > 0; n /= 2, offset /= 2) {
+    const bool upper = (lane & offset) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float give = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
+      v[i] = keep + __shfl_xor_sync(~0u, give, offset);
+    }
+  }
+  for (; offset > 0; offset /= 2) v[0] += __shfl_xor_sync(~0u, v[0], offset);
+  return v[0];
+}
+
+// A lane's part of one row of x.
+struct Activations {
+  int4 values[2][2];  // [run][half]
+  float2 scales[2];
 };
 
-template <int kColumns>
-__device__ __forceinline__ Unit unit_at(const Arguments& a, int64_t index) {
-  Unit unit;
-  unit.segment = 0;
-  while (unit.segment + 1 < a.num_segments && index >= a.segments[unit.segment + 1].first_unit) ++unit.segment;
-  const Segment& segment = a.segments[unit.segment];
-  unit.column = (index - segment.first_unit) * (a.up != nullptr ? 1 : kColumns);
-  unit.rows[0] = segment.weight + unit.column * a.row_bytes;
-  if (kColumns == 2) {
-    const bool single = unit.column + 1 >= segment.columns;
-    unit.rows[1] = a.up != nullptr ? a.up + unit.column * a.row_bytes : unit.rows[0] + (single ? 0 : a.row_bytes);
+template <Format F>
+__device__ __forceinline__ Activations activations(const QuantizedRows& x, int64_t row, int runs, int run) {
+  const int4* values = reinterpret_cast<const int4*>(x.values) + row * runs * 2;
+  const float2* scales = x.scales + row * runs;
+  Activations result;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = min(run + i * kRunDistance<F>, runs - 1);
+    result.values[i][0] = values[at];
+    result.values[i][1] = values[at + runs];
+    result.scales[i] = scales[at];
   }
-  return unit;
+  return result;
 }
 
-// As measured on an H200: q6_k, whose loads are many and small, gains from fetching two runs ahead, the others from
-// more warps.
-template <Format F, int kRows, int kColumns>
-inline constexpr int kAhead = F == Format::kQ6_K && kRows == 1 && kColumns == 1 ? 2 : 1;
-template <Format F, int kRows, int kColumns>
-inline constexpr int kMinBlocks = kRows == 1 && kColumns == 1 && F != Format::kQ6_K && F != Format::kQ5_K ? 5 : 1;
-
-// kColumns is 2 where `up` is given.
-template <Format F, int kRows, int kColumns>
-__global__ void __launch_bounds__(kWarps * 32, kMinBlocks<F, kRows, kColumns>) matvec_kernel(Arguments a) {
-  using Reader = BlockReader<F>;
-  constexpr int kFetch = kAhead<F, kRows, kColumns>;
-  const int lane_id = threadIdx.x & 31;
-  const typename Reader::Lane lane(lane_id);
-  const int runs = static_cast<int>(a.k / 32);
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kWarps;
+// The sums of a block lie in `sums` as [item][row][slice]. A thread finishes a column of a row at a time, or four where
+// they are quantised as well.
+template <int kRows>
+__device__ __forceinline__ void finish_block(const Arguments& a, const float* sums, int64_t first_item) {
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
-  int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + (threadIdx.x >> 5);
-  if (index >= a.units) index = a.units - 1;  // another warp's work once more, with the same result
-  const uint8_t* from[kColumns];
-  typename Reader::Raw next[kFetch][kColumns];
-  const Unit first_unit = unit_at<kColumns>(a, index);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    from[c] = Reader::start(first_unit.rows[c], lane_id);
-#pragma unroll
-    for (int f = 0; f < kFetch; ++f) {
-      if (lane_id + 32 * f < runs) next[f][c] = Reader::load(from[c] + f * Reader::kStepBytes, lane);
+  const bool gates = a.up != nullptr;
+  const int64_t items = min(a.block_items, a.items - first_item);
+  const int64_t first_column = gates ? first_item / 2 : first_item, columns = gates ? items / 2 : items;
+  const auto total = [&](int64_t item, int row) {
+    const float* parts = sums + (item * kRows + row) * a.slices;
+    float sum = parts[0];
+    for (int s = 1; s < a.slices; ++s) sum += parts[s];
+    return sum;
+  };
+  const auto finish = [&](int64_t local, int row) {
+    const int64_t column = first_column + local;
+    float y;
+    if (gates) {
+      const float gate = finished(total(2 * local, row), a.out, column);
+      y = gated(gate, finished(total(2 * local + 1, row), a.out, a.items / 2 + column), a.epilogue);
+    } else {
+      y = finished(total(local, row), a.out, column);
     }
-  }
-  wait_for_previous();
-  int value_offset[kRows], scale_offset[kRows];  // of the rows of x, in int4 and float2
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t row = first_row + r < a.rows ? first_row + r : a.rows - 1;
-    value_offset[r] = static_cast<int>(row * runs * 2) + lane_id;
-    scale_offset[r] = static_cast<int>(row * runs) + lane_id;
-  }
-  while (true) {
-    const int64_t following = index + stride;
-    const bool more = following < a.units;
-    const uint8_t* next_from[kColumns];
-    if constexpr (kColumns == 2) {
-      const Unit next_unit = unit_at<kColumns>(a, more ? following : index);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) next_from[c] = Reader::start(next_unit.rows[c], lane_id);
+    a.out.y[(first_row + row) * a.out.stride + column] = y;
+    return y;
+  };
+  if (a.quantized.values == nullptr) {
+    for (int index = threadIdx.x; index < columns * kRows; index += blockDim.x) {
+      const int row = static_cast<int>(index / columns);
+      if (first_row + row < a.rows) finish(index % columns, row);
     }
-    const int4* values = reinterpret_cast<const int4*>(a.x.values);
-    const float2* scales = a.x.scales;
-    float acc[kColumns][kRows] = {};
-    for (int run = lane_id; run < runs; run += 32 * kFetch) {
-      typename Reader::Raw current[kFetch][kColumns];
-      const bool last = run + 32 * kFetch >= runs;  // of this lane
-      if constexpr (kColumns == 2) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) from[c] = last ? next_from[c] : from[c] + kFetch * Reader::kStepBytes;
-      } else if (last) {  // one column leaves no registers to have this ready
-        from[0] = Reader::start(unit_at<kColumns>(a, more ? following : index).rows[0], lane_id);
-      } else {
-        from[0] += kFetch * Reader::kStepBytes;
-      }
-#pragma unroll
-      for (int f = 0; f < kFetch; ++f) {
-        const int ahead = last ? lane_id + 32 * f : run + 32 * (kFetch + f);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          current[f][c] = next[f][c];
-          if (ahead < runs && (more || !last)) next[f][c] = Reader::load(from[c] + f * Reader::kStepBytes, lane);
-        }
-      }
-#pragma unroll
-      for (int f = 0; f < kFetch; ++f) {
-        if (f > 0 && run + 32 * f >= runs) break;
-        int4 x[kRows][2];
-        float2 scale[kRows];
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          x[r][0] = values[value_offset[r] + 32 * f];
-          x[r][1] = values[value_offset[r] + 32 * f + runs];
-          scale[r] = scales[scale_offset[r] + 32 * f];
-        }
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const Run32 w = Reader::decode(current[f][c], lane);
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            acc[c][r] = run_product<F>(w, x[r][0], x[r][1], scale[r].x, scale[r].y, acc[c][r]);
-          }
-        }
-      }
-      values += 32 * kFetch;
-      scales += 32 * kFetch;
-    }
-    const Unit unit = unit_at<kColumns>(a, index);
-    const Segment& segment = a.segments[unit.segment];
-    const int64_t at = segment.first_column + unit.column;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float total[kColumns];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) total[c] = warp_sum(acc[c][r]);
-      const int64_t row = first_row + r;
-      if (lane_id != 0 || row >= a.rows) continue;
-      float* y = a.out.y + row * a.out.stride;
-      if constexpr (kColumns == 2) {
-        if (a.up != nullptr) {
-          const float gate = finished(total[0], a.out, at), up = finished(total[1], a.out, segment.columns + at);
-          y[at] = gated(gate, up, a.epilogue);
-          continue;
-        }
-        if (unit.column + 1 < segment.columns) y[at + 1] = finished(total[1], a.out, at + 1);
-      }
-      y[at] = finished(total[0], a.out, at);
-    }
-    if (!more) break;
-    index = following;
+    return;
   }
-}
-
-// Blocks of a kernel that one multiprocessor runs at a time.
-template <Format F, int kRows, int kColumns>
-int resident_blocks() {
-  static const int count = [] {
-    int blocks = 0;
-    const cudaError_t status =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, matvec_kernel<F, kRows, kColumns>, kWarps * 32, 0);
-    return status == cudaSuccess && blocks > 0 ? blocks : 1;
-  }();
-  return count;
-}
-
-template <Format F, int kRows, int kColumns>
-cudaError_t start(const Launch& on, Arguments a) {
-  a.units = 0;
-  for (int s = 0; s < a.num_segments; ++s) {
-    a.segments[s].first_unit = a.units;
-    a.units += a.up != nullptr ? a.segments[s].columns : (a.segments[s].columns + kColumns - 1) / kColumns;
+  const int quads = static_cast<int>(columns / 4), count = quads * kRows;
+  for (int start = 0; start < count; start += blockDim.x) {
+    const int index = start + static_cast<int>(threadIdx.x), row = index / quads, quad = index % quads;
+    const bool inside = index < count && first_row + row < a.rows;
+    float y[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (inside) y[e] = finish(quad * 4 + e, row);
+    }
+    const Quantized8 q = quantize_quad(make_float4(y[0], y[1], y[2], y[3]));
+    if (inside) store_quantized(a.quantized, first_row + row, a.items / 2, first_column / 4 + quad, q);
   }
-  const int64_t chunks = (a.rows + kRows - 1) / kRows;
-  // All warps at once, each with the same number of units or one less.
-  const int64_t most = static_cast<int64_t>(on.num_multiprocessors) * resident_blocks<F, kRows, kColumns>() * kWarps;
-  const int64_t rounds = (a.units + most - 1) / most;
-  const int64_t warps = (a.units + rounds - 1) / rounds;
-  const dim3 grid(static_cast<unsigned>((warps + kWarps - 1) / kWarps), static_cast<unsigned>(chunks));
-  return launch(on, matvec_kernel<F, kRows, kColumns>, grid, dim3(kWarps * 32), 0, a);
 }
 
 template <Format F, int kRows>
-cudaError_t start_rows(const Launch& on, const Arguments& a) {
-  int64_t columns = 0;
-  for (int s = 0; s < a.num_segments; ++s) columns += a.segments[s].columns;
-  // Two columns share what is read of x, which counts when there are several rows of it and columns for all warps.
-  const bool few = kRows == 1 || columns < static_cast<int64_t>(on.num_multiprocessors) * 64;
-  return a.up == nullptr && few ? start<F, kRows, 1>(on, a) : start<F, kRows, 2>(on, a);
+__global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
+  using Reader = BlockReader<F>;
+  constexpr bool kKept = kRows <= 2;             // x stays in registers
+  constexpr int kJoint = kKept ? V_JOINT : 2;  // columns that are made at the same time
+  constexpr int kColumns = kRows <= 4 ? 8 / kRows : 2, kValues = kColumns * kRows;
+  constexpr int kPieces = (Reader::kBytesOf2048 + 30) / 16;
+  extern __shared__ __align__(16) uint8_t memory[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int slice = warp % a.slices, group = warp / a.slices;
+  uint8_t* ring = memory + warp * (kStages * kSlotBytes<F>);
+  float* sums = reinterpret_cast<float*>(memory + a.slices * a.groups * (kStages * kSlotBytes<F>));
+  const int64_t first_item = blockIdx.x * a.block_items;
+  const int64_t first_byte = static_cast<int64_t>(slice) * Reader::kBytesOf2048;
+  const int bytes = static_cast<int>(min(a.row_bytes - first_byte, static_cast<int64_t>(Reader::kBytesOf2048)));
+  const int rounds = static_cast<int>(a.block_items / (a.groups * kColumns)), steps = rounds * kColumns;
+
+  // Step s of a warp is column s % kColumns of its round; columns beyond the last one are the last one once more.
+  const auto weights_of = [&](int step) {
+    const int64_t item = first_item + (step / kColumns * a.groups + group) * kColumns + step % kColumns;
+    return item_weights(a, min(item, a.items - 1)) + first_byte;
+  };
+  const auto fetch = [&](int step) {
+    if (step < steps) {
+      const uint8_t* from = weights_of(step);
+      const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+      uint8_t* slot = ring + step % kStages * kSlotBytes<F>;
+#pragma unroll
+      for (int i = 0; i < (kPieces + 31) / 32; ++i) {
+        const int piece = lane + 32 * i;
+        if (piece * 16 < before + bytes) copy_async(slot + piece * 16, from - before + piece * 16);
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) fetch(s);
+  wait_for_previous();
+
+  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
+  const int local_run = first_run<F>(lane), run = slice * kSliceRuns + local_run;
+  const bool usable[2] = {run < a.runs, run + kRunDistance<F> < a.runs};
+  const typename Reader::Lane places[2] = {typename Reader::Lane(local_run),
+                                           typename Reader::Lane(local_run + kRunDistance<F>)};
+  const auto row_of_x = [&](int r) { return activations<F>(a.x, min(first_row + r, a.rows - 1), a.runs, run); };
+  Activations kept[kKept ? kRows : 1];
+  if constexpr (kKept) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) kept[r] = row_of_x(r);
+  }
+
+  for (int round = 0; round < rounds; ++round) {
+    float acc[kValues] = {};
+#pragma unroll
+    for (int column = 0; column < kColumns; column += kJoint) {
+      const int step = round * kColumns + column;
+      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - kJoint) : "memory");
+      __syncwarp();
+      Run32 w[kJoint][2];
+#pragma unroll
+      for (int j = 0; j < kJoint; ++j) {
+        const uint8_t* slot = ring + (step + j) % kStages * kSlotBytes<F>;
+        const int before = static_cast<int>(reinterpret_cast<uintptr_t>(weights_of(step + j)) & 15);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const SharedBytes block{slot, before + Reader::offset(local_run + i * kRunDistance<F>)};
+          w[j][i] = Reader::decode(Reader::load(block, places[i]), places[i]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        Activations x;
+        if constexpr (kKept) {
+          x = kept[r];
+        } else {
+          x = row_of_x(r);
+        }
+#pragma unroll
+        for (int j = 0; j < kJoint; ++j) {
+          float& sum = acc[(column + j) * kRows + r];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float more = run_product<F>(w[j][i], x.values[i][0], x.values[i][1], x.scales[i], sum);
+            sum = usable[i] ? more : sum;
+          }
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kJoint; ++j) fetch(step + j + kStages);
+    }
+    const float sum = warp_sums(acc);
+    constexpr int kLanes = 32 / kValues;
+    if (lane % kLanes == 0) {
+      const int64_t local = (round * a.groups + group) * kColumns * kRows + lane / kLanes;
+      sums[local * a.slices + slice] = sum;
+    }
+  }
+  __syncthreads();
+  finish_block<kRows>(a, sums, first_item);
+}
+
+template <Format F>
+size_t ring_bytes(const Arguments& a) {
+  return static_cast<size_t>(a.slices * a.groups) * kStages * kSlotBytes<F>;
+}
+
+// Blocks of a kernel that one multiprocessor runs at a time.
+template <Format F, int kRows>
+int resident_blocks(const Arguments& a) {
+  static int known[kMaxWarps + 1] = {};
+  int& blocks = known[a.slices];
+  if (blocks == 0) {
+    const size_t bytes = ring_bytes<F>(a) + 4096;
+    if (bytes > kUsualSharedBytes) {
+      cudaFuncSetAttribute(matvec_kernel<F, kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(bytes));
+    }
+    const cudaError_t status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, matvec_kernel<F, kRows>,
+                                                                             a.slices * a.groups * 32, bytes);
+    if (status != cudaSuccess || blocks < 1) blocks = 1;
+  }
+  return blocks;
+}
+
+template <Format F, int kRows>
+cudaError_t start(const Launch& on, Arguments a) {
+  constexpr int kColumns = kRows <= 4 ? 8 / kRows : 2;
+  const int64_t round_items = static_cast<int64_t>(a.groups) * kColumns;
+  const int64_t all_rounds = (a.items + round_items - 1) / round_items;
+  const int64_t most = static_cast<int64_t>(on.num_multiprocessors) * resident_blocks<F, kRows>(a);
+  int64_t rounds = (all_rounds + most - 1) / most;
+  if (rounds > kMaxRounds) rounds = kMaxRounds;
+  if (a.quantized.values != nullptr) {  // a block of 32 columns is quantised in one place
+    while (rounds * round_items % 64 != 0) ++rounds;
+  }
+  a.block_items = rounds * round_items;
+  const dim3 grid(static_cast<unsigned>((a.items + a.block_items - 1) / a.block_items),
+                  static_cast<unsigned>((a.rows + kRows - 1) / kRows));
+  const size_t bytes = ring_bytes<F>(a) + static_cast<size_t>(a.block_items * kRows * a.slices) * sizeof(float);
+  return launch(on, matvec_kernel<F, kRows>, grid, dim3(static_cast<unsigned>(a.slices * a.groups * 32)), bytes, a);
 }
 
 }  // namespace
 
+bool matvec_int8_takes(int64_t k) { return k <= int64_t{kMaxWarps} * kSliceRuns * 32; }
+
 cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight* weights,
-                        int count, const uint8_t* up, Epilogue epilogue, const Product& out) {
+                        int count, const Gate& gate, const Product& out) {
   if (rows == 0) return cudaSuccess;
-  Arguments a{x, rows, k, {}, count, up, 0, weights[0].row_bytes, epilogue, out};
-  int64_t first_column = 0;
-  for (int s = 0; s < count; ++s) {
-    a.segments[s] = {weights[s].data, weights[s].rows, first_column, 0};
-    first_column += weights[s].rows;
+  Arguments a{};
+  a.x = x;
+  a.rows = rows;
+  a.runs = static_cast<int>(k / 32);
+  a.slices = (a.runs + kSliceRuns - 1) / kSliceRuns;
+  a.groups = a.slices < kUsualWarps ? kUsualWarps / a.slices : 1;
+  a.up = gate.up;
+  a.epilogue = gate.epilogue;
+  a.quantized = gate.quantized;
+  a.row_bytes = weights[0].row_bytes;
+  a.out = out;
+  for (int s = 0; s < kMaxSegments; ++s) {
+    a.weights[s] = weights[s < count ? s : count - 1].data;
+    if (s < count) a.items += weights[s].rows * (gate.up != nullptr ? 2 : 1);
+    a.ends[s] = a.items;
   }
   return with_block_format(weights[0].format, [&](auto tag) {
     constexpr Format F = decltype(tag)::value;
-    if (rows == 1) return start_rows<F, 1>(on, a);
-    if (rows == 2) return start_rows<F, 2>(on, a);
-    if (rows <= 4) return start_rows<F, 4>(on, a);
-    return start_rows<F, 8>(on, a);
+    if (rows == 1) return start<F, 1>(on, a);
+    if (rows == 2) return start<F, 2>(on, a);
+    if (rows <= 4) return start<F, 4>(on, a);
+    return start<F, 8>(on, a);
   });
 }
 

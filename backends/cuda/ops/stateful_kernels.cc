@@ -136,6 +136,8 @@ void PagedAttention::compute(KernelContext& ctx) {
   if (p.max_blocks == 0) fail("block_table: expected at least 1 columns, got 0");
   p.queries = context.scratch<float>(Context::kQueries, p.num_tokens * p.num_heads * p.head_dim);
   p.states = context.scratch<float>(Context::kStates, attention_state_floats(p));
+  p.tensor_cores = session.activation_dtype == ActivationDtype::kInt8;
+  p.arrived = context.zeros(attention_counters(p));
   context.overwritten(p.out);
   if (wants_int8(session, p.num_tokens) && attention_quantizes(p)) {
     p.quantized = context.quantized_for(p.out, p.num_tokens, p.num_heads * p.head_dim);
