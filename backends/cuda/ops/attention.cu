@@ -11,14 +11,13 @@
 namespace trivet::cuda {
 namespace {
 
-constexpr int64_t kSplitTokens = 64;  // steps of at most so many tokens are split over partitions
 constexpr int64_t kSplitStates = 1 << 14;  // and so many partial results of a head
 constexpr int kMaxRows = 16;          // query rows of an item
 
 // --- Kernel 1 -----------------------------------------------------------------------------------------------------
 
 // A warp per token and head: query heads, then key heads, then value heads.
-template <class T>
+template <class T, int kEach>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(ErrorSink sink, AttentionParams p) {
   extern __shared__ float staged[];  // [kThreads / 32][head_dim]
   wait_for_previous();
@@ -28,23 +27,16 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(ErrorSink sink, Atten
   float* x = staged + warp * p.head_dim;
   if (head < p.num_heads) {
     float* queries = p.queries + (token * p.num_heads + head) * p.head_dim;
-    prepare_head(p, token, head, x, [&](int i, float value) { queries[i] = value * p.scale; });
+    prepare_head<kEach>(p, token, head, x, [&](int i, float value) { queries[i] = value * p.scale; });
     return;
   }
   const int64_t key_head = head - p.num_heads;
   T* target = slot_of<T>(p, token, key_head / p.num_kv_heads, key_head % p.num_kv_heads);
   if (target == nullptr) return;
-  prepare_head(p, token, head, x, [&](int i, float value) { target[i] = from_float<T>(value); });
+  prepare_head<kEach>(p, token, head, x, [&](int i, float value) { target[i] = from_float<T>(value); });
 }
 
 // --- Kernel 2 -----------------------------------------------------------------------------------------------------
-
-// 16 bytes, or zeros.
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool given) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(given ? 16 : 0)
-               : "memory");
-}
 
 // The item of a block: request and first token. Blocks run over items of all requests; the last ones find none.
 __device__ __forceinline__ void find_item(const AttentionParams& p, int tokens_per_item, int64_t (&item)[2]) {
@@ -64,37 +56,6 @@ __device__ __forceinline__ void find_item(const AttentionParams& p, int tokens_p
       return;
     }
     left -= items;
-  }
-}
-
-// The rows of an item from their partitions, in order; a thread has four dimensions of a head.
-__device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64_t token, int64_t first_head, int heads,
-                                                 int64_t first, int64_t last, int partitions) {
-  const int dim = static_cast<int>(p.head_dim), quads = heads * dim / 4;
-  for (int start = 0; start < quads; start += kThreads) {
-    const int at = start + static_cast<int>(threadIdx.x);
-    const bool inside = at < quads;
-    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (inside) {
-      const int64_t head = first_head + at * 4 / dim, d = at * 4 % dim;
-      float max = -kInfinity, sum = 0.0f;
-#pragma unroll 4
-      for (int64_t i = first; i <= last; ++i) {
-        const float* state = state_of(p, partitions, token, head, i);
-        const float4 part = __ldcg(reinterpret_cast<const float4*>(state + d));
-        const float2 ends = __ldcg(reinterpret_cast<const float2*>(state + dim));
-        const MergeScales scales = merge(max, sum, ends.x, ends.y);
-        out = make_float4(merged(scales, out.x, part.x), merged(scales, out.y, part.y), merged(scales, out.z, part.z),
-                          merged(scales, out.w, part.w));
-      }
-      const float scale = final_scale(p, head, max, sum);
-      out = make_float4(__fmul_rn(out.x, scale), __fmul_rn(out.y, scale), __fmul_rn(out.z, scale),
-                        __fmul_rn(out.w, scale));
-      reinterpret_cast<float4*>(p.out + (token * p.num_heads + first_head) * dim)[at] = out;
-    }
-    if (p.quantized.values == nullptr) continue;
-    const Quantized8 q = quantize_quad(out);
-    if (inside) store_quantized(p.quantized, token, p.num_heads * dim, first_head * dim / 4 + at, q);
   }
 }
 
@@ -181,7 +142,7 @@ __global__ void __launch_bounds__(kThreads)
       const int key = i / 2, is_value = i % 2;
       if (new_tokens[key] < 0) continue;
       T* target = is_value != 0 ? values + key * dim : keys + key * key_stride;
-      prepare_head(p, new_tokens[key], p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
+      prepare_head<kSlots * kThreads / 32>(p, new_tokens[key], p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
                    [&](int e, float value) { target[e] = from_float<T>(value); });
     }
   };
@@ -190,13 +151,13 @@ __global__ void __launch_bounds__(kThreads)
     fetch_tile(max(partition * kPartitionKeys, window_start / kKeys * kKeys));
     wait_for_previous();
     for (int row = warp; row < rows; row += kThreads / 32) {
-      prepare_head(p, first_token, head_of(row), staged + warp * dim,
+      prepare_head<kSlots * kThreads / 32>(p, first_token, head_of(row), staged + warp * dim,
                    [&](int i, float value) { queries[row * dim + i] = value * p.scale; });
     }
     if (head_part == 0 && partition == end_partition && warp >= 2) {  // one block of a token writes to the cache
       const int is_value = warp - 2;
       if (T* target = slot_of<T>(p, first_token, is_value, kv_head); target != nullptr) {
-        prepare_head(p, first_token, p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
+        prepare_head<kSlots * kThreads / 32>(p, first_token, p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
                      [&](int i, float value) { target[i] = from_float<T>(value); });
       }
     }
@@ -348,16 +309,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();  // row_max and row_sum are reset next
   }
   if constexpr (kSplit) {
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) {
-      int* arrived = p.arrived + first_token * gridDim.y + blockIdx.y;
-      is_last = atomicAdd(arrived, 1) == static_cast<int>(end_partition - first_partition);
-      if (is_last) *arrived = 0;  // for the next step
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
+    if (!is_last_block(p, first_token, static_cast<int>(end_partition - first_partition), is_last)) return;
     merge_partitions(p, first_token, kv_head * p.group + first_head, heads, first_partition, end_partition, partitions);
   } else {
 #pragma unroll
@@ -416,9 +368,15 @@ cudaError_t run(const Launch& on, ErrorSink sink, const AttentionParams& p) {
     const dim3 grid(static_cast<unsigned>(p.num_tokens),
                     static_cast<unsigned>((p.num_heads + 2 * p.num_kv_heads + kThreads / 32 - 1) / (kThreads / 32)));
     const size_t bytes = kThreads / 32 * p.head_dim * sizeof(float);
-    const cudaError_t status = launch(on, prepare_kernel<T>, grid, dim3(kThreads), bytes, sink, p);
+    const auto kernel = p.head_dim <= 128   ? prepare_kernel<T, 4>
+                        : p.head_dim <= 256 ? prepare_kernel<T, 8>
+                                            : prepare_kernel<T, 16>;
+    const cudaError_t status = launch(on, kernel, grid, dim3(kThreads), bytes, sink, p);
     if (status != cudaSuccess) return status;
     if (attends_on_tensor_cores(p)) return attend_mma(on, p);
+  }
+  if (is_split(p) && decodes_on_tensor_cores(p)) {
+    return attend_decode(on, sink, p, static_cast<int>(partitions_of(p)));
   }
   if (p.head_dim <= kThreads) return attend_rows<T, 64, 1>(on, sink, p);
   if (p.head_dim <= 2 * kThreads) return attend_rows<T, 32, 2>(on, sink, p);

@@ -7,7 +7,15 @@ namespace trivet::cuda {
 
 constexpr int kThreads = 128;
 constexpr int kPartitionKeys = 64;
+constexpr int64_t kSplitTokens = 64;  // steps of at most so many tokens are split over partitions
 constexpr float kInfinity = __builtin_huge_valf();
+
+// 16 bytes, or zeros.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool given) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(given ? 16 : 0)
+               : "memory");
+}
 
 __device__ __forceinline__ int64_t kv_index(const AttentionParams& p, int64_t block, int64_t k_or_v, int64_t kv_head,
                                             int64_t offset) {
@@ -77,43 +85,57 @@ __device__ __forceinline__ void check_step(const ErrorSink& sink, const Attentio
 
 // --- Norm and rotation --------------------------------------------------------------------------------------------
 
-// A warp makes a head of a token: store(i, value) gets what the head holds after norm and rotation. `x` is memory of the
-// warp for head_dim floats. Heads count query heads, then key heads, then value heads.
-template <class Store>
+// A warp makes a head of a token: store(i, value) gets what the head holds after norm and rotation. head_dim is at most
+// 32 * kEach; all loads are under way before the first use. `x` is memory of the warp for head_dim floats. Heads count
+// query heads, then key heads, then value heads.
+template <int kEach, class Store>
 __device__ __forceinline__ void prepare_head(const AttentionParams& p, int64_t token, int64_t head, float* x,
                                              const Store& store) {
   const int lane = threadIdx.x & 31, dim = static_cast<int>(p.head_dim);
   const float* source = p.qkv + (token * (p.num_heads + 2 * p.num_kv_heads) + head) * p.head_dim;
-  if (head >= p.num_heads + p.num_kv_heads) {
-    for (int i = lane; i < dim; i += 32) store(i, source[i]);
-    return;
-  }
-  const float* norm = head < p.num_heads ? p.q_norm : p.k_norm;
-  float sum = 0.0f;
-  for (int i = lane; i < dim; i += 32) {
-    x[i] = source[i];
-    sum = fmaf(x[i], x[i], sum);
+  const bool is_value = head >= p.num_heads + p.num_kv_heads;
+  const float* norm = is_value ? nullptr : head < p.num_heads ? p.q_norm : p.k_norm;
+  const int rotary_dim = is_value ? 0 : static_cast<int>(p.rotary_dim), half = rotary_dim / 2;
+  const float* cosines = p.cos_sin + token * p.rotary_dim;
+  float values[kEach], weights[kEach], cosine[kEach], sine[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int i = lane + 32 * e;
+    values[e] = i < dim ? source[i] : 0.0f;
+    weights[e] = norm != nullptr && i < dim ? norm[i] : 1.0f;
+    const int pair = p.rope_interleaved ? i / 2 : i < half ? i : i - half;
+    cosine[e] = i < rotary_dim ? cosines[pair] : 1.0f;
+    sine[e] = i < rotary_dim ? cosines[half + pair] : 0.0f;
   }
   if (norm != nullptr) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) sum = fmaf(values[e], values[e], sum);
     const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + p.norm_eps);
-    for (int i = lane; i < dim; i += 32) x[i] = x[i] * scale * norm[i];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) values[e] = values[e] * scale * weights[e];
   }
-  __syncwarp();
-  const int rotary_dim = static_cast<int>(p.rotary_dim), half = rotary_dim / 2;
-  const float* cosines = p.cos_sin + token * p.rotary_dim;
-  for (int i = lane; i < dim; i += 32) {
-    float value = x[i];
-    if (i < rotary_dim) {
-      const int pair = p.rope_interleaved ? i / 2 : i < half ? i : i - half;
-      const bool second = p.rope_interleaved ? (i & 1) != 0 : i >= half;
-      const int other = p.rope_interleaved ? (i ^ 1) : second ? i - half : i + half;
-      const float turned = __fmul_rn(x[other], cosines[half + pair]);
-      value = __fmul_rn(value, cosines[pair]);
-      value = second ? __fadd_rn(value, turned) : __fsub_rn(value, turned);
+  if (rotary_dim > 0) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (lane + 32 * e < dim) x[lane + 32 * e] = values[e];
     }
-    store(i, value);
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const int i = lane + 32 * e;
+      if (i >= rotary_dim) continue;
+      const bool second = p.rope_interleaved ? (i & 1) != 0 : i >= half;
+      const float other = x[p.rope_interleaved ? (i ^ 1) : second ? i - half : i + half];
+      const float turned = __fmul_rn(other, sine[e]), kept = __fmul_rn(values[e], cosine[e]);
+      values[e] = second ? __fadd_rn(kept, turned) : __fsub_rn(kept, turned);
+    }
+    __syncwarp();  // x is free again
   }
-  __syncwarp();  // x is free again
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    if (lane + 32 * e < dim) store(lane + 32 * e, values[e]);
+  }
 }
 
 // Where the key (or value) of a token goes in the cache; null if it is not written.
@@ -161,6 +183,51 @@ __device__ __forceinline__ float final_scale(const AttentionParams& p, int64_t h
   const float sink = p.sinks[head], highest = fmaxf(max, sink);  // one more logit in the denominator, without a value
   const float rescale = exp_difference(max, highest);
   return rescale / __fadd_rn(__fmul_rn(sum, rescale), exp_difference(sink, highest));
+}
+
+// Whether this block is the last one of `others + 1` that have stored states of a token and blockIdx.y.
+__device__ __forceinline__ bool is_last_block(const AttentionParams& p, int64_t token, int others, bool& shared) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int* arrived = p.arrived + token * gridDim.y + blockIdx.y;
+    shared = atomicAdd(arrived, 1) == others;
+    if (shared) *arrived = 0;  // for the next step
+  }
+  __syncthreads();
+  if (shared) __threadfence();
+  return shared;
+}
+
+// The rows of an item from their partitions, in order; a thread has four dimensions of a head.
+__device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64_t token, int64_t first_head, int heads,
+                                                 int64_t first, int64_t last, int partitions) {
+  const int dim = static_cast<int>(p.head_dim), quads = heads * dim / 4;
+  for (int start = 0; start < quads; start += kThreads) {
+    const int at = start + static_cast<int>(threadIdx.x);
+    const bool inside = at < quads;
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (inside) {
+      const int64_t head = first_head + at * 4 / dim, d = at * 4 % dim;
+      float max = -kInfinity, sum = 0.0f;
+#pragma unroll 4
+      for (int64_t i = first; i <= last; ++i) {
+        const float* state = state_of(p, partitions, token, head, i);
+        const float4 part = __ldcg(reinterpret_cast<const float4*>(state + d));
+        const float2 ends = __ldcg(reinterpret_cast<const float2*>(state + dim));
+        const MergeScales scales = merge(max, sum, ends.x, ends.y);
+        out = make_float4(merged(scales, out.x, part.x), merged(scales, out.y, part.y), merged(scales, out.z, part.z),
+                          merged(scales, out.w, part.w));
+      }
+      const float scale = final_scale(p, head, max, sum);
+      out = make_float4(__fmul_rn(out.x, scale), __fmul_rn(out.y, scale), __fmul_rn(out.z, scale),
+                        __fmul_rn(out.w, scale));
+      reinterpret_cast<float4*>(p.out + (token * p.num_heads + first_head) * dim)[at] = out;
+    }
+    if (p.quantized.values == nullptr) continue;
+    const Quantized8 q = quantize_quad(out);
+    if (inside) store_quantized(p.quantized, token, p.num_heads * dim, first_head * dim / 4 + at, q);
+  }
 }
 
 }  // namespace trivet::cuda

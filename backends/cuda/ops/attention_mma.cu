@@ -2,74 +2,12 @@
 // tokens of a request, all query heads of one KV head) as up to 128 rows, 16 to a warp, and goes over tiles of 64 keys:
 // the next tile is on its way while this one is used. Keys and values are multiplied as they are stored; a query or a
 // weight goes in as the sum of two numbers of that type, so that the result is as good as float32 arithmetic.
-#include <type_traits>
-
-#include "attention.cuh"
+#include "attention_mma.cuh"
 
 namespace trivet::cuda {
 namespace {
 
 constexpr int kWarps = 8, kBlockRows = kWarps * 16, kKeys = 64;
-
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool given) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(given ? 16 : 0)
-               : "memory");
-}
-
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrix(uint32_t (&r)[4], const void* shared) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
-// Two values of T, each with what rounding took from it.
-template <class T>
-struct Split {
-  uint32_t high, low;
-};
-template <class T>
-__device__ __forceinline__ Split<T> split(float x, float y) {
-  const T pair[2] = {from_float<T>(x), from_float<T>(y)};
-  const T rest[2] = {from_float<T>(x - to_float(pair[0])), from_float<T>(y - to_float(pair[1]))};
-  const auto bits = [](const T(&two)[2]) {
-    return static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(&two[0])) |
-           static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(&two[1])) << 16;
-  };
-  return {bits(pair), bits(rest)};
-}
-
-// Byte of element `column` (a multiple of 8) of a row of kDim 2-byte elements; pieces of 16 bytes are exchanged so that
-// eight rows of a matrix lie in different banks.
-template <int kDim>
-__device__ __forceinline__ int place(int row, int column) {
-  return row * kDim * 2 + (((column >> 3) ^ (row & 7)) << 4);
-}
 
 struct Item {
   int64_t request, first_token, first_position, last_position, first_tile;
@@ -254,7 +192,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) attend_mma_kernel(AttentionPar
   find_keys(item.first_tile, 0);
   __syncthreads();
   fetch(0);
-  const float most = std::is_same_v<T, __half> ? 65504.0f : kInfinity;
   for (int i = thread; i < kBlockRows * kDim / 2; i += kWarps * 32) {
     const int row = i / (kDim / 2), d = i % (kDim / 2) * 2;
     float2 q = make_float2(0.0f, 0.0f);
@@ -262,7 +199,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) attend_mma_kernel(AttentionPar
       const int64_t head = (item.first_token + row / group) * p.num_heads + kv_head * group + row % group;
       q = *reinterpret_cast<const float2*>(p.queries + head * kDim + d);
     }
-    const Split<T> parts = split<T>(fminf(fmaxf(q.x, -most), most), fminf(fmaxf(q.y, -most), most));
+    const Split<T> parts = split<T>(in_range<T>(q.x), in_range<T>(q.y));
     const int at = place<kDim>(row, d & ~7) + (d & 7) * 2;
     *reinterpret_cast<uint32_t*>(high + at) = parts.high;
     *reinterpret_cast<uint32_t*>(low + at) = parts.low;

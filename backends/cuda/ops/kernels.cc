@@ -14,8 +14,12 @@ constexpr WeightFormat kFormats[] = {
 };
 
 constexpr int64_t kMaxGridRows = 65535;  // blockIdx.y and z
-// Up to here a product is bound by reading its weights, and its rows are taken as int8 (block formats) or float32.
-constexpr int64_t kFewRows = 16, kFewElementRows = 4;
+// Up to here the rows of a product are taken as int8 (block formats) or float32. Where warpgroup tensor cores take over,
+// they keep up with the memory from fewer rows on.
+constexpr int64_t kFewRows = 16, kFewRowsBesideWgmma = 4, kFewElementRows = 4;
+
+int64_t few_rows(const Launch& launch) { return launch.has_wgmma ? kFewRowsBesideWgmma : kFewRows; }
+
 constexpr int64_t kMaxDequantized = int64_t{128} << 20;  // bytes of scratch for weights in bfloat16
 
 float checked_eps(const KernelInfo& info) {
@@ -45,7 +49,8 @@ void check_row(const WeightFormat& format, int64_t n, const char* what) {
 }
 
 bool wants_int8(const Session& session, int64_t rows) {
-  return session.has_block_formats && session.activation_dtype == ActivationDtype::kInt8 && rows <= kFewRows;
+  return session.has_block_formats && session.activation_dtype == ActivationDtype::kInt8 &&
+         rows <= few_rows(session.context.launch);
 }
 
 // --- EmbedTokens, RotaryTable, norms ------------------------------------------------------------------------------
@@ -159,8 +164,8 @@ class Products {
   }
 
   bool takes_int8(const WeightFormat& format) const {
-    return session_.activation_dtype == ActivationDtype::kInt8 && format.is_block() && rows_.count <= kFewRows &&
-           matvec_int8_takes(rows_.k);
+    return session_.activation_dtype == ActivationDtype::kInt8 && format.is_block() &&
+           rows_.count <= few_rows(context_.launch) && matvec_int8_takes(rows_.k);
   }
 
   // `count` weights of one format whose columns lie side by side in y.
@@ -176,7 +181,7 @@ class Products {
       if (in_float) {
         check(matvec_float(context_.launch, sink_, rows_, weights[i], part), "matvec_float");
       } else if (context_.launch.has_wgmma) {
-        run_wgmma(weights[i], part);
+        run_wgmma(format, weights[i], part);
       } else {
         check(matmul_mma(context_.launch, rounded(), rows_.count, rows_.k, padded_k(), weights[i], part), "matmul_mma");
       }
@@ -197,10 +202,16 @@ class Products {
  private:
   int64_t padded_k() const { return (rows_.k + 63) / 64 * 64; }
 
-  // Weights that are not bfloat16 rows as the kernel wants them become such, some columns at a time.
-  void run_wgmma(Weight weight, Product out) {
+  // Many rows: weights that are not bfloat16 rows as the kernel wants them become such, some columns at a time.
+  void run_wgmma(const WeightFormat& format, Weight weight, Product out) {
     const Launch& launch = context_.launch;
     const int64_t k = padded_k();
+    if (format.is_block() && rows_.count <= kMaxBlocksRows) {
+      const int splits = wgmma_blocks_splits(launch, weight.rows, k);
+      float* parts = context_.scratch<float>(Context::kParts, splits == 1 ? 0 : splits * rows_.count * weight.rows);
+      check(matmul_wgmma_blocks(launch, rounded(), rows_.count, rows_.k, k, weight, parts, out), "matmul_wgmma_blocks");
+      return;
+    }
     const bool as_stored = weight.format == Format::kBF16 && rows_.k == k;
     const int64_t most = as_stored ? weight.rows : std::max<int64_t>(128, kMaxDequantized / (2 * k) / 128 * 128);
     for (int64_t left = weight.rows; left > 0; left -= most) {
@@ -213,7 +224,7 @@ class Products {
         values = made;
       }
       const int splits = wgmma_splits(launch, rows_.count, part.rows, k);
-      float* parts = splits == 1 ? nullptr : context_.scratch<float>(Context::kParts, splits * rows_.count * part.rows);
+      float* parts = context_.scratch<float>(Context::kParts, splits == 1 ? 0 : splits * rows_.count * part.rows);
       check(matmul_wgmma(launch, rounded(), rows_.count, k, values, part.rows, parts, out), "matmul_wgmma");
       weight.data += part.rows * weight.row_bytes;
       out.y += part.rows;

@@ -110,6 +110,12 @@ cudaError_t dequantize_rows(const Launch& on, const Weight& weight, int64_t k, i
 [[gnu::weak]] int wgmma_splits(const Launch& on, int64_t rows, int64_t columns, int64_t padded_k);
 [[gnu::weak]] cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k, const void* weight,
                          int64_t columns, float* parts, const Product& out);
+cudaError_t sum_parts(const Launch& on, float* parts, int splits, int64_t rows, int64_t columns, const Product& out);
+// matmul_wgmma_blocks.cu (SM 90a only): up to kMaxBlocksRows rows and a block format, as stored
+inline constexpr int64_t kMaxBlocksRows = 64;
+[[gnu::weak]] int wgmma_blocks_splits(const Launch& on, int64_t columns, int64_t padded_k);
+[[gnu::weak]] cudaError_t matmul_wgmma_blocks(const Launch& on, const void* x, int64_t rows, int64_t k,
+                                              int64_t padded_k, const Weight& weight, float* parts, const Product& out);
 
 // --- attention.cu -------------------------------------------------------------------------------------------------
 
@@ -142,6 +148,9 @@ cudaError_t paged_attention(const Launch& on, ErrorSink sink, const AttentionPar
 // attention_mma.cu: the last part of it, for steps that are not split
 bool attends_on_tensor_cores(const AttentionParams& p);
 cudaError_t attend_mma(const Launch& on, const AttentionParams& p);
+// attention_decode.cu: all of it, for steps that are split
+bool decodes_on_tensor_cores(const AttentionParams& p);
+cudaError_t attend_decode(const Launch& on, ErrorSink sink, const AttentionParams& p, int partitions);
 
 // --- sample.cu ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 // columns for up to 256 rows of x; the weights are the left operand, so that few rows waste nothing. A ring of stages of
 // 64 of k in shared memory, filled by all threads with asynchronous copies. Where there are too few tiles for all
 // multiprocessors, k is split, and sum_kernel adds up the parts in order.
-#include "activation.cuh"
 #include "wgmma.cuh"
 
 namespace trivet::cuda {
@@ -13,10 +12,8 @@ constexpr int kThreads = 256;  // two warpgroups of 64 columns each
 
 struct Arguments {
   const __nv_bfloat16 *x, *weight;
-  int64_t rows, columns, padded_k;
-  int splits;
-  float* parts;  // [splits][rows][columns], null if not split
-  Product out;
+  int64_t padded_k;
+  Sums sums;
 };
 
 template <int kRows>
@@ -45,19 +42,19 @@ template <int kRows>
 __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(Arguments a) {
   extern __shared__ uint8_t memory[];
   uint8_t* ring = memory + (1024 - (__cvta_generic_to_shared(memory) & 1023)) % 1024;
-  const int warpgroup = threadIdx.x / 128, lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
+  const int warpgroup = threadIdx.x / 128;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRows;
   const int64_t first_column = static_cast<int64_t>(blockIdx.y) * kTileColumns;
   const int all_steps = static_cast<int>(a.padded_k / kTileK);
-  const int first_step = static_cast<int>(static_cast<int64_t>(all_steps) * blockIdx.z / a.splits);
-  const int steps = static_cast<int>(static_cast<int64_t>(all_steps) * (blockIdx.z + 1) / a.splits) - first_step;
+  const int first_step = static_cast<int>(static_cast<int64_t>(all_steps) * blockIdx.z / a.sums.splits);
+  const int steps = static_cast<int>(static_cast<int64_t>(all_steps) * (blockIdx.z + 1) / a.sums.splits) - first_step;
   wait_for_previous();
   const auto fetch = [&](int step) {
     if (step < steps) {
       uint8_t* stage = ring + step % kStages<kRows> * kStageBytes<kRows>;
       const int64_t k = static_cast<int64_t>(first_step + step) * kTileK;
-      copy_tile<kTileColumns>(stage, a.weight, first_column, a.columns, a.padded_k, k);
-      copy_tile<kRows>(stage + kTileColumns * 128, a.x, first_row, a.rows, a.padded_k, k);
+      copy_tile<kTileColumns>(stage, a.weight, first_column, a.sums.columns, a.padded_k, k);
+      copy_tile<kRows>(stage + kTileColumns * 128, a.x, first_row, a.sums.rows, a.padded_k, k);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
@@ -79,21 +76,10 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(Arguments a) {
     wgmma_wait<1>();
   }
   wgmma_wait<0>();
-  const int64_t column = first_column + warpgroup * 64 + warp * 16 + lane / 4;
-  float* parts = a.parts == nullptr ? nullptr : a.parts + blockIdx.z * a.rows * a.columns;
-#pragma unroll
-  for (int i = 0; i < kRows / 2; ++i) {
-    const int64_t row = first_row + i / 4 * 8 + lane % 4 * 2 + i % 2, at = column + i / 2 % 2 * 8;
-    if (row >= a.rows || at >= a.columns) continue;
-    if (parts != nullptr) {
-      parts[row * a.columns + at] = sums[i];
-    } else {
-      a.out.y[row * a.out.stride + at] = finished(sums[i], a.out, at);
-    }
-  }
+  store_sums<kRows>(a.sums, sums, first_row, first_column + warpgroup * 64);
 }
 
-__global__ void __launch_bounds__(kThreads) sum_kernel(Arguments a) {
+__global__ void __launch_bounds__(kThreads) sum_kernel(Sums a) {
   wait_for_previous();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, count = a.rows * a.columns;
   if (at >= count) return;
@@ -104,14 +90,11 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(Arguments a) {
 
 template <int kRows>
 cudaError_t start(const Launch& on, const Arguments& a) {
-  const dim3 grid(static_cast<unsigned>((a.rows + kRows - 1) / kRows),
-                  static_cast<unsigned>((a.columns + kTileColumns - 1) / kTileColumns),
-                  static_cast<unsigned>(a.splits));
+  const dim3 grid(static_cast<unsigned>((a.sums.rows + kRows - 1) / kRows),
+                  static_cast<unsigned>((a.sums.columns + kTileColumns - 1) / kTileColumns),
+                  static_cast<unsigned>(a.sums.splits));
   const size_t bytes = kStages<kRows> * kStageBytes<kRows> + 1024;
-  const cudaError_t status = launch(on, wgmma_kernel<kRows>, grid, dim3(kThreads), bytes, a);
-  if (status != cudaSuccess || a.parts == nullptr) return status;
-  return launch(on, sum_kernel, dim3(static_cast<unsigned>((a.rows * a.columns + kThreads - 1) / kThreads)),
-                dim3(kThreads), 0, a);
+  return launch(on, wgmma_kernel<kRows>, grid, dim3(kThreads), bytes, a);
 }
 
 }  // namespace
@@ -119,20 +102,25 @@ cudaError_t start(const Launch& on, const Arguments& a) {
 int wgmma_splits(const Launch& on, int64_t rows, int64_t columns, int64_t padded_k) {
   const int64_t tile_rows = rows <= 64 ? 64 : rows <= 128 ? 128 : 256;
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows * ((columns + kTileColumns - 1) / kTileColumns);
-  const int64_t most = padded_k / kTileK / 8;  // at least eight steps each
-  int64_t splits = on.num_multiprocessors / tiles;
-  if (splits > most) splits = most;
-  return static_cast<int>(splits < 1 ? 1 : splits > 8 ? 8 : splits);
+  return splits_of(on, tiles, padded_k / kTileK / 8);
 }
 
 cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k, const void* weight,
                          int64_t columns, float* parts, const Product& out) {
   const int splits = wgmma_splits(on, rows, columns, padded_k);
-  const Arguments a{static_cast<const __nv_bfloat16*>(x), static_cast<const __nv_bfloat16*>(weight),
-                    rows, columns, padded_k, splits, splits > 1 ? parts : nullptr, out};
-  if (rows <= 64) return start<64>(on, a);
-  if (rows <= 128) return start<128>(on, a);
-  return start<256>(on, a);
+  const Arguments a{static_cast<const __nv_bfloat16*>(x),
+                    static_cast<const __nv_bfloat16*>(weight),
+                    padded_k,
+                    {rows, columns, splits, splits > 1 ? parts : nullptr, out}};
+  const cudaError_t status = rows <= 64    ? start<64>(on, a)
+                             : rows <= 128 ? start<128>(on, a)
+                                           : start<256>(on, a);
+  return status != cudaSuccess || splits == 1 ? status : sum_parts(on, parts, splits, rows, columns, out);
+}
+
+cudaError_t sum_parts(const Launch& on, float* parts, int splits, int64_t rows, int64_t columns, const Product& out) {
+  return launch(on, sum_kernel, dim3(static_cast<unsigned>((rows * columns + kThreads - 1) / kThreads)), dim3(kThreads),
+                0, Sums{rows, columns, splits, parts, out});
 }
 
 }  // namespace trivet::cuda

@@ -3,6 +3,8 @@
 // a ring in shared memory that is filled before the previous kernel has ended, and keeps its slice of one or two rows of
 // x in registers. A lane takes two runs of a slice, then a fixed tree over lanes, then the slices in order: a sum depends
 // on nothing but its row and column.
+#include <algorithm>
+
 #include "activation.cuh"
 #include "formats.cuh"
 
@@ -10,21 +12,16 @@ namespace trivet::cuda {
 namespace {
 
 constexpr int kSliceRuns = 64;  // of 32 weights
-#ifndef V_STAGES
-#define V_STAGES 8
-#define V_WARPS 8
-#define V_JOINT 2
-#endif
-constexpr int kStages = V_STAGES;      // of the ring: columns in flight per warp
+constexpr int kStages = 8;      // of the ring: columns in flight per warp
 constexpr int kMaxWarps = 16;
-constexpr int kUsualWarps = V_WARPS;
-constexpr int kMaxRounds = 64;
+constexpr int kUsualWarps = 8;
+constexpr int kMaxRounds = 64;  // of a block: bounds the sums that it holds
 
 struct Arguments {
   QuantizedRows x;
   int64_t rows;
   int runs, slices, groups;  // groups of `slices` warps in a block
-  int64_t items, block_items;
+  int64_t items, units, unit_items;  // blocks share the units evenly
   int64_t ends[kMaxSegments];  // of the segments, in items
   const uint8_t* weights[kMaxSegments];
   const uint8_t* up;  // null, or the second weight of a gated pair: items are then gates and ups in turn
@@ -118,10 +115,11 @@ __device__ __forceinline__ Activations activations(const QuantizedRows& x, int64
 // The sums of a block lie in `sums` as [item][row][slice]. A thread finishes a column of a row at a time, or four where
 // they are quantised as well.
 template <int kRows>
-__device__ __forceinline__ void finish_block(const Arguments& a, const float* sums, int64_t first_item) {
+__device__ __forceinline__ void finish_block(const Arguments& a, const float* sums, int64_t first_item,
+                                             int64_t block_items) {
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
   const bool gates = a.up != nullptr;
-  const int64_t items = min(a.block_items, a.items - first_item);
+  const int64_t items = min(block_items, a.items - first_item);
   const int64_t first_column = gates ? first_item / 2 : first_item, columns = gates ? items / 2 : items;
   const auto total = [&](int64_t item, int row) {
     const float* parts = sums + (item * kRows + row) * a.slices;
@@ -165,8 +163,8 @@ __device__ __forceinline__ void finish_block(const Arguments& a, const float* su
 template <Format F, int kRows>
 __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
   using Reader = BlockReader<F>;
-  constexpr bool kKept = kRows <= 2;             // x stays in registers
-  constexpr int kJoint = kKept ? V_JOINT : 2;  // columns that are made at the same time
+  constexpr bool kKept = kRows <= 2;  // x stays in registers
+  constexpr int kJoint = 2;           // columns that are made at the same time
   constexpr int kColumns = kRows <= 4 ? 8 / kRows : 2, kValues = kColumns * kRows;
   constexpr int kPieces = (Reader::kBytesOf2048 + 30) / 16;
   extern __shared__ __align__(16) uint8_t memory[];
@@ -174,10 +172,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
   const int slice = warp % a.slices, group = warp / a.slices;
   uint8_t* ring = memory + warp * (kStages * kSlotBytes<F>);
   float* sums = reinterpret_cast<float*>(memory + a.slices * a.groups * (kStages * kSlotBytes<F>));
-  const int64_t first_item = blockIdx.x * a.block_items;
+  const int64_t first_unit = a.units * blockIdx.x / gridDim.x, end_unit = a.units * (blockIdx.x + 1) / gridDim.x;
+  const int64_t first_item = first_unit * a.unit_items, block_items = (end_unit - first_unit) * a.unit_items;
   const int64_t first_byte = static_cast<int64_t>(slice) * Reader::kBytesOf2048;
   const int bytes = static_cast<int>(min(a.row_bytes - first_byte, static_cast<int64_t>(Reader::kBytesOf2048)));
-  const int rounds = static_cast<int>(a.block_items / (a.groups * kColumns)), steps = rounds * kColumns;
+  const int parts = static_cast<int>(block_items / kColumns);  // of kColumns items, for the groups in turn
+  const int rounds = (parts - group + a.groups - 1) / a.groups, steps = rounds * kColumns;
 
   // Step s of a warp is column s % kColumns of its round; columns beyond the last one are the last one once more.
   const auto weights_of = [&](int step) {
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
     }
   }
   __syncthreads();
-  finish_block<kRows>(a, sums, first_item);
+  finish_block<kRows>(a, sums, first_item, block_items);
 }
 
 template <Format F>
@@ -290,18 +290,15 @@ int resident_blocks(const Arguments& a) {
 template <Format F, int kRows>
 cudaError_t start(const Launch& on, Arguments a) {
   constexpr int kColumns = kRows <= 4 ? 8 / kRows : 2;
+  a.unit_items = a.quantized.values != nullptr ? 64 : kColumns;  // a block of 32 columns is quantised in one place
+  a.units = (a.items + a.unit_items - 1) / a.unit_items;
   const int64_t round_items = static_cast<int64_t>(a.groups) * kColumns;
-  const int64_t all_rounds = (a.items + round_items - 1) / round_items;
+  const int64_t usual = (a.items + round_items - 1) / round_items;  // blocks of one round each
   const int64_t most = static_cast<int64_t>(on.num_multiprocessors) * resident_blocks<F, kRows>(a);
-  int64_t rounds = (all_rounds + most - 1) / most;
-  if (rounds > kMaxRounds) rounds = kMaxRounds;
-  if (a.quantized.values != nullptr) {  // a block of 32 columns is quantised in one place
-    while (rounds * round_items % 64 != 0) ++rounds;
-  }
-  a.block_items = rounds * round_items;
-  const dim3 grid(static_cast<unsigned>((a.items + a.block_items - 1) / a.block_items),
-                  static_cast<unsigned>((a.rows + kRows - 1) / kRows));
-  const size_t bytes = ring_bytes<F>(a) + static_cast<size_t>(a.block_items * kRows * a.slices) * sizeof(float);
+  const int64_t blocks = std::min(std::max(std::min(usual, most), usual / kMaxRounds), a.units);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + kRows - 1) / kRows));
+  const int64_t block_items = (a.units + blocks - 1) / blocks * a.unit_items;
+  const size_t bytes = ring_bytes<F>(a) + static_cast<size_t>(block_items * kRows * a.slices) * sizeof(float);
   return launch(on, matvec_kernel<F, kRows>, grid, dim3(static_cast<unsigned>(a.slices * a.groups * 32)), bytes, a);
 }
 

@@ -1,7 +1,7 @@
 // Warpgroup products of SM 90a: 64 rows of A by N rows of B, 16 of k, both from shared memory, bfloat16 with float32 sums.
 #pragma once
 
-#include <cstdint>
+#include "activation.cuh"
 
 namespace trivet::cuda {
 
@@ -26,6 +26,16 @@ __device__ __forceinline__ void wgmma_wait() {
 // d[4 j + e] of a thread: row 16 (warp % 4) + lane / 4 + 8 (e / 2), column 8 j + 2 (lane % 4) + e % 2.
 template <int N>
 __device__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b);
+
+template <>
+__device__ __forceinline__ void wgmma<16>(float (&d)[8], uint64_t a, uint64_t b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "%8, %9, 1, 1, 1, 0, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "l"(a), "l"(b));
+}
 
 template <>
 __device__ __forceinline__ void wgmma<64>(float (&d)[32], uint64_t a, uint64_t b) {
@@ -91,6 +101,40 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[128], uint64_t a, uint64_t
           "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b));
+}
+
+// Where the sums of a product go: y, or its part of k in `parts` [splits][rows][columns], to be added up by sum_parts.
+struct Sums {
+  int64_t rows, columns;
+  int splits;
+  float* parts;  // null if not split
+  Product out;
+};
+
+// A warpgroup's 64 columns from first_column by N rows from first_row.
+template <int N>
+__device__ __forceinline__ void store_sums(const Sums& a, const float (&sums)[N / 2], int64_t first_row,
+                                           int64_t first_column) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
+  const int64_t column = first_column + warp * 16 + lane / 4;
+  float* parts = a.parts == nullptr ? nullptr : a.parts + blockIdx.z * a.rows * a.columns;
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const int64_t row = first_row + i / 4 * 8 + lane % 4 * 2 + i % 2, at = column + i / 2 % 2 * 8;
+    if (row >= a.rows || at >= a.columns) continue;
+    if (parts != nullptr) {
+      parts[row * a.columns + at] = sums[i];
+    } else {
+      a.out.y[row * a.out.stride + at] = finished(sums[i], a.out, at);
+    }
+  }
+}
+
+// How many parts k is cut into so that all multiprocessors get some of it.
+inline int splits_of(const Launch& on, int64_t tiles, int64_t most) {
+  int64_t splits = on.num_multiprocessors / tiles;
+  if (splits > most) splits = most;
+  return static_cast<int>(splits < 1 ? 1 : splits > 8 ? 8 : splits);
 }
 
 }  // namespace trivet::cuda

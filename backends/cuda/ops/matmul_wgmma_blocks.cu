@@ -1,0 +1,167 @@
+// Products of up to 64 rows with block formats on Hopper's warpgroup tensor cores. A block makes 128 columns. Weights come
+// into shared memory as they are stored, 256 of k at a time and two such stages ahead; for every 64 of k, each of the 256
+// threads turns a run of 32 weights into bfloat16 for the tensor cores, while those are at work on the 64 before.
+#include "formats.cuh"
+#include "wgmma.cuh"
+
+namespace trivet::cuda {
+namespace {
+
+constexpr int kTileColumns = 128, kTileK = 64, kThreads = 256;
+constexpr int kStageSteps = 4, kStages = 3;  // steps of kTileK per stage of stored weights
+constexpr int kRowTiles = 6, kRowsAhead = 4;  // of x, one for each step
+
+struct Arguments {
+  const __nv_bfloat16* x;
+  Weight weight;
+  int64_t k, padded_k;
+  Sums sums;
+};
+
+template <Format F>
+struct Stored {
+  static constexpr int kBytes = BlockReader<F>::kBytesOf2048 / 8;      // of 256 weights
+  static constexpr int kPieces = (kBytes + 30) / 16;                   // of 16 bytes, wherever they begin
+  static constexpr int kPitch = kPieces * 16 + 16 + kPieces % 2 * 16;  // an odd number of pieces: all banks are used
+  static constexpr int kStageBytes = kTileColumns * kPitch;
+  static_assert(kPitch / 16 % 2 == 1);
+};
+
+template <Format F, int kRows>
+inline constexpr size_t kSharedBytes = 1024 + 2 * kTileColumns * 128 + kRowTiles * kRows * 128 +
+                                       kStages * Stored<F>::kStageBytes;
+
+__device__ __forceinline__ void copy_async(uint8_t* shared, const void* global) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// A run of a stage's column into the row of a tile.
+template <Format F>
+__device__ __forceinline__ void dequantize(uint8_t* tile, int column, int half, const SharedBytes& stored, int run,
+                                           bool inside) {
+  Run32 weights{};
+  if (inside) weights = read_run<F>(stored, run);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      words[j] = pack(weight_of(weights, 8 * i + 2 * j), weight_of(weights, 8 * i + 2 * j + 1));
+    }
+    *reinterpret_cast<uint4*>(tile + swizzled(column, half * 4 + i)) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <Format F, int kRows>
+__global__ void __launch_bounds__(kThreads) blocks_kernel(Arguments a) {
+  using S = Stored<F>;
+  extern __shared__ uint8_t memory[];
+  uint8_t* tiles = memory + (1024 - (__cvta_generic_to_shared(memory) & 1023)) % 1024;  // [2][kTileColumns][128]
+  uint8_t* row_tiles = tiles + 2 * kTileColumns * 128;                                  // [kRowTiles][kRows][128]
+  uint8_t* stages = row_tiles + kRowTiles * kRows * 128;
+  const int thread = threadIdx.x, warpgroup = thread / 128;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kRows;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.y) * kTileColumns;
+  const int all_stages = static_cast<int>((a.padded_k + 255) / 256);
+  const int first_stage = all_stages * static_cast<int>(blockIdx.z) / a.sums.splits;
+  const int end_stage = all_stages * static_cast<int>(blockIdx.z + 1) / a.sums.splits;
+  const int first_step = first_stage * kStageSteps;
+  const int steps = min(end_stage * kStageSteps, static_cast<int>(a.padded_k / kTileK)) - first_step;
+
+  const auto stored_at = [&](int column, int stage) {
+    const int64_t row = min(first_column + column, a.weight.rows - 1);
+    return a.weight.data + row * a.weight.row_bytes + static_cast<int64_t>(first_stage + stage) * S::kBytes;
+  };
+  const auto fetch_weights = [&](int stage) {
+    if (first_stage + stage >= end_stage) return;
+    const int64_t left = a.weight.row_bytes - static_cast<int64_t>(first_stage + stage) * S::kBytes;
+    const int bytes = static_cast<int>(min(left, static_cast<int64_t>(S::kBytes)));
+#pragma unroll
+    for (int i = 0; i < (kTileColumns * S::kPieces + kThreads - 1) / kThreads; ++i) {
+      const int at = thread + i * kThreads, column = at / S::kPieces, piece = at % S::kPieces;
+      if (column >= kTileColumns) continue;
+      const uint8_t* from = stored_at(column, stage);
+      const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+      if (piece * 16 >= before + bytes) continue;
+      copy_async(stages + stage % kStages * S::kStageBytes + column * S::kPitch + piece * 16, from - before + piece * 16);
+    }
+  };
+  const auto fetch_rows = [&](int step) {
+    if (step >= steps) return;
+    for (int at = thread; at < kRows * 8; at += kThreads) {
+      const int row = at / 8, piece = at % 8;
+      const int64_t source = min(first_row + row, a.sums.rows - 1);
+      copy_async(row_tiles + step % kRowTiles * kRows * 128 + swizzled(row, piece),
+                 a.x + source * a.padded_k + static_cast<int64_t>(first_step + step) * kTileK + piece * 8);
+    }
+  };
+  const auto commit = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
+
+  fetch_weights(0);
+  fetch_weights(1);
+  wait_for_previous();
+  for (int s = 0; s < kRowsAhead; ++s) fetch_rows(s);
+  for (int i = 0; i < kRowsAhead; ++i) commit();  // the first of them has all; then one group per step
+  float sums[kRows / 2] = {};
+  for (int step = 0; step < steps; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kRowsAhead - 1) : "memory");
+    __syncthreads();
+    const int stage = step / kStageSteps;
+    if (step % kStageSteps == 0) fetch_weights(stage + 2);
+    fetch_rows(step + kRowsAhead);
+    commit();
+    uint8_t* tile = tiles + step % 2 * kTileColumns * 128;
+    const int column = thread / 2, half = thread % 2, run = step % kStageSteps * 2 + half;
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(stored_at(column, stage)) & 15);
+    const SharedBytes stored{stages + stage % kStages * S::kStageBytes + column * S::kPitch, before};
+    dequantize<F>(tile, column, half, stored, run, ((first_step + step) * 2 + half) * 32 < a.k);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    const uint64_t left = tile_descriptor(tile + warpgroup * 64 * 128);
+    const uint64_t right = tile_descriptor(row_tiles + step % kRowTiles * kRows * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTileK / 16; ++k) wgmma<kRows>(sums, left + 2 * k, right + 2 * k);
+    wgmma_commit();
+    wgmma_wait<1>();
+  }
+  wgmma_wait<0>();
+  store_sums<kRows>(a.sums, sums, first_row, first_column + warpgroup * 64);
+}
+
+template <Format F, int kRows>
+cudaError_t start(const Launch& on, const Arguments& a) {
+  const dim3 grid(static_cast<unsigned>((a.sums.rows + kRows - 1) / kRows),
+                  static_cast<unsigned>((a.sums.columns + kTileColumns - 1) / kTileColumns),
+                  static_cast<unsigned>(a.sums.splits));
+  return launch(on, blocks_kernel<F, kRows>, grid, dim3(kThreads), kSharedBytes<F, kRows>, a);
+}
+
+}  // namespace
+
+int wgmma_blocks_splits(const Launch& on, int64_t columns, int64_t padded_k) {
+  return splits_of(on, (columns + kTileColumns - 1) / kTileColumns, padded_k / 256 / 2);
+}
+
+cudaError_t matmul_wgmma_blocks(const Launch& on, const void* x, int64_t rows, int64_t k, int64_t padded_k,
+                                const Weight& weight, float* parts, const Product& out) {
+  const int splits = wgmma_blocks_splits(on, weight.rows, padded_k);
+  const Arguments a{static_cast<const __nv_bfloat16*>(x),
+                    weight,
+                    k,
+                    padded_k,
+                    {rows, weight.rows, splits, splits > 1 ? parts : nullptr, out}};
+  const cudaError_t status = with_block_format(weight.format, [&](auto tag) {
+    constexpr Format F = decltype(tag)::value;
+    return rows <= 16 ? start<F, 16>(on, a) : start<F, 64>(on, a);
+  });
+  return status != cudaSuccess || splits == 1 ? status : sum_parts(on, parts, splits, rows, weight.rows, out);
+}
+
+}  // namespace trivet::cuda
