@@ -123,6 +123,7 @@ def test_gated_epilogues(epilogue: str, function: Any, formats: tuple[str, str])
 
 @pytest.mark.parametrize("fmt", reference.BLOCK_FORMATS)
 def test_zero_tiny_and_non_finite_activations(fmt: str) -> None:
+    """As int8: few rows at a time."""
     rng = np.random.default_rng(6)
     k = 2 * smallest_k(fmt)
     x = rng.standard_normal((6, k), np.float32)
@@ -131,7 +132,7 @@ def test_zero_tiny_and_non_finite_activations(fmt: str) -> None:
     x[3, 5] = np.inf
     x[4, k - 1] = np.nan
     w = reference.random_weight(fmt, 20, k, rng)
-    got = qmatmul(x, [(fmt, w)])
+    got = np.concatenate([qmatmul(rows, [(fmt, w)]) for rows in (x[:3], x[3:])])
     assert (got[[0, 2]] == 0).all() and np.isnan(got[[3, 4]]).all() and np.isfinite(got[[1, 5]]).all()
 
 

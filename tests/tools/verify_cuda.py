@@ -37,10 +37,13 @@ REPEATS = 20
 COPY_BYTES = 1 << 30
 
 
-def pytest_step(arguments: list[str], prefix: list[str], log: Path | None) -> dict[str, Any]:
+def pytest_step(
+    arguments: list[str], prefix: list[str], log: Path | None, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
     started = time.monotonic()
     command = [*prefix, sys.executable, "-m", "pytest", "-q", "--no-header", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    variables = os.environ | (environment or {})
+    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, check=False)
     text = done.stdout + done.stderr
     if log is not None:
         log.write_text(text)
@@ -182,11 +185,23 @@ def cached_models() -> list[Path]:
 
 
 def sanitizer_step(log: Path | None) -> dict[str, Any]:
+    """memcheck and racecheck over products of a few formats and over attention."""
     if shutil.which("compute-sanitizer") is None:
         return {"ok": True, "skipped": "compute-sanitizer is not installed"}
-    tests = ["-x", "-k", "not shared_harness and (q4_k or q6_k or q5_1 or bf16)", "tests/cuda/test_products.py"]
-    prefix = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "7", "--kernel-regex", "kns=trivet"]
-    return pytest_step(tests, prefix, log)
+    picked = {
+        "tests/cuda/test_products.py": "exact_product and (q4_k or q6_k or bf16) and int8",
+        "tests/kernels/test_paged_attention.py": "equals_reference and (float16_128 or bfloat16_window or smollm2)",
+    }
+    result: dict[str, Any] = {"ok": True, "tail": []}
+    for tool in ("memcheck", "racecheck"):
+        prefix = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "7", "--kernel-regex", "kns=trivet"]
+        for file, names in picked.items():
+            tool_log = log and log.with_name(f"{tool}-{Path(file).stem}.log")
+            one = pytest_step(["-x", "-k", names, file], prefix, tool_log, {"TRIVET_KERNEL_TIERS": "cuda"})
+            result["ok"] = result["ok"] and one["ok"]
+            outcome = "ok" if one["ok"] else "FAILED"
+            result["tail"] += [f"{tool} {file}: {outcome}, {one['seconds']:.0f} s", *([] if one["ok"] else one["tail"])]
+    return result
 
 
 def main() -> int:

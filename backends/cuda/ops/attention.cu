@@ -12,7 +12,7 @@ namespace trivet::cuda {
 namespace {
 
 constexpr int64_t kSplitStates = 1 << 14;  // and so many partial results of a head
-constexpr int kMaxRows = 16;          // query rows of an item
+constexpr int kMaxRows = 16;               // query rows of an item
 
 // --- Kernel 1 -----------------------------------------------------------------------------------------------------
 
@@ -142,8 +142,9 @@ __global__ void __launch_bounds__(kThreads)
       const int key = i / 2, is_value = i % 2;
       if (new_tokens[key] < 0) continue;
       T* target = is_value != 0 ? values + key * dim : keys + key * key_stride;
-      prepare_head<kSlots * kThreads / 32>(p, new_tokens[key], p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
-                   [&](int e, float value) { target[e] = from_float<T>(value); });
+      prepare_head<kSlots * kThreads / 32>(p, new_tokens[key], p.num_heads + is_value * p.num_kv_heads + kv_head,
+                                           staged + warp * dim,
+                                           [&](int e, float value) { target[e] = from_float<T>(value); });
     }
   };
   const auto head_of = [&](int row) { return kv_head * p.group + first_head + row % heads; };
@@ -152,13 +153,14 @@ __global__ void __launch_bounds__(kThreads)
     wait_for_previous();
     for (int row = warp; row < rows; row += kThreads / 32) {
       prepare_head<kSlots * kThreads / 32>(p, first_token, head_of(row), staged + warp * dim,
-                   [&](int i, float value) { queries[row * dim + i] = value * p.scale; });
+                                           [&](int i, float value) { queries[row * dim + i] = value * p.scale; });
     }
     if (head_part == 0 && partition == end_partition && warp >= 2) {  // one block of a token writes to the cache
       const int is_value = warp - 2;
       if (T* target = slot_of<T>(p, first_token, is_value, kv_head); target != nullptr) {
-        prepare_head<kSlots * kThreads / 32>(p, first_token, p.num_heads + is_value * p.num_kv_heads + kv_head, staged + warp * dim,
-                     [&](int i, float value) { target[i] = from_float<T>(value); });
+        prepare_head<kSlots * kThreads / 32>(p, first_token, p.num_heads + is_value * p.num_kv_heads + kv_head,
+                                             staged + warp * dim,
+                                             [&](int i, float value) { target[i] = from_float<T>(value); });
       }
     }
   } else {

@@ -1,7 +1,7 @@
-// PagedAttention of few tokens on tensor cores, for float16 and bfloat16 caches. A block has a token, a KV head with its
-// query heads as the 16 rows of a product, and a partition of 64 keys, 16 to a warp. What earlier steps have written is
-// fetched before the previous kernel has ended; queries and keys of this step are made in here. The last block of a
-// token and KV head merges the partitions.
+// PagedAttention of few tokens on tensor cores, for float16 and bfloat16 caches. A block has a token, a KV head with
+// its query heads as the 16 rows of a product, and a partition of 64 keys, 16 to a warp. What earlier steps have
+// written is fetched before the previous kernel has ended; queries and keys of this step are made in here. The last
+// block of a token and KV head merges the partitions.
 #include "attention_mma.cuh"
 
 namespace trivet::cuda {
@@ -12,11 +12,11 @@ static_assert(kWarpKeys == 16);
 
 template <int kDim>
 struct Shared {
-  uint8_t high[kRows * kDim * 2], low[kRows * kDim * 2];             // queries, and what rounding took from them
+  uint8_t high[kRows * kDim * 2], low[kRows * kDim * 2];  // queries, and what rounding took from them
   uint8_t keys[kWarps][kWarpKeys * kDim * 2], values[kWarps][kWarpKeys * kDim * 2];
-  float staged[kWarps][kDim];                                        // for prepare_head
+  float staged[kWarps][kDim];                                              // for prepare_head
   float out[kWarps][kRows][kDim], max[kWarps][kRows], sum[kWarps][kRows];  // of the warps
-  int slots[kSplitTokens];                                           // that this step writes
+  int slots[kSplitTokens];                                                 // that this step writes
   bool is_last;
 };
 

@@ -109,7 +109,7 @@ __device__ __forceinline__ void add_values(Rows16<kDim>& rows, const float (&wei
     uint32_t high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float(&w)[4] = weights[2 * k + i / 2];
+      const float (&w)[4] = weights[2 * k + i / 2];
       const Split<T> parts = split<T>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
       high[i] = parts.high;
       low[i] = parts.low;
@@ -146,8 +146,8 @@ __device__ __forceinline__ void mask(const AttentionParams& p, const Item& item,
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
       const int64_t at = tile + n * 8 + lane % 4 * 2 + e % 2;
-      const bool seen = at <= position && at <= item.last_position &&
-                        (p.sliding_window == 0 || at > position - p.sliding_window);
+      const bool seen =
+          at <= position && at <= item.last_position && (p.sliding_window == 0 || at > position - p.sliding_window);
       if (!seen) scores[n][e] = -kInfinity;
     }
   }
@@ -157,9 +157,9 @@ template <class T, int kDim>
 __global__ void __launch_bounds__(kWarps * 32, 1) attend_mma_kernel(AttentionParams p, int tokens_per_item) {
   extern __shared__ __align__(128) uint8_t memory[];
   constexpr int kTileBytes = kKeys * kDim * 2, kQueryBytes = kBlockRows * kDim * 2;
-  uint8_t* high = memory;               // queries [kBlockRows][kDim]
-  uint8_t* low = high + kQueryBytes;    // what rounding took from them
-  uint8_t* tiles = low + kQueryBytes;   // [2][keys, values][kKeys][kDim]
+  uint8_t* high = memory;              // queries [kBlockRows][kDim]
+  uint8_t* low = high + kQueryBytes;   // what rounding took from them
+  uint8_t* tiles = low + kQueryBytes;  // [2][keys, values][kKeys][kDim]
   __shared__ int64_t key_rows[2][kKeys];
   __shared__ Item shared_item;
   wait_for_previous();

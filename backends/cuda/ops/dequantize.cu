@@ -8,8 +8,8 @@ constexpr int kThreads = 256;
 
 // A thread has a run of 32 weights; rows end with zeros up to padded_k.
 template <Format F>
-__global__ void __launch_bounds__(kThreads) dequantize_kernel(Weight weight, int64_t k, int64_t padded_k,
-                                                              __nv_bfloat16* out) {
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(Weight weight, int64_t k, int64_t padded_k, __nv_bfloat16* out) {
   wait_for_previous();
   const int64_t runs = padded_k / 32, at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= weight.rows * runs) return;

@@ -83,8 +83,8 @@ __device__ __forceinline__ uint32_t fifth_bits(uint32_t bits, int i) {
   return (nibble * 0x00204081u & 0x01010101u) << 4;
 }
 
-// offset() is where the block of a run starts in its row; what depends on the place of a run inside its block is kept in
-// Lane. load() fetches from the start of the block, decode() makes integers and scales of it.
+// offset() is where the block of a run starts in its row; what depends on the place of a run inside its block is kept
+// in Lane. load() fetches from the start of the block, decode() makes integers and scales of it.
 template <Format F>
 struct BlockReader;
 

@@ -14,8 +14,8 @@ constexpr WeightFormat kFormats[] = {
 };
 
 constexpr int64_t kMaxGridRows = 65535;  // blockIdx.y and z
-// Up to here the rows of a product are taken as int8 (block formats) or float32. Where warpgroup tensor cores take over,
-// they keep up with the memory from fewer rows on.
+// Up to here the rows of a product are taken as int8 (block formats) or float32. Where warpgroup tensor cores take
+// over, they keep up with the memory from fewer rows on.
 constexpr int64_t kFewRows = 16, kFewRowsBesideWgmma = 4, kFewElementRows = 4;
 
 int64_t few_rows(const Launch& launch) { return launch.has_wgmma ? kFewRowsBesideWgmma : kFewRows; }
@@ -207,7 +207,7 @@ class Products {
     const Launch& launch = context_.launch;
     const int64_t k = padded_k();
     if (format.is_block() && rows_.count <= kMaxBlocksRows) {
-      const int splits = wgmma_blocks_splits(launch, weight.rows, k);
+      const int splits = wgmma_blocks_splits(launch, rows_.count, k, weight);
       float* parts = context_.scratch<float>(Context::kParts, splits == 1 ? 0 : splits * rows_.count * weight.rows);
       check(matmul_wgmma_blocks(launch, rounded(), rows_.count, rows_.k, k, weight, parts, out), "matmul_wgmma_blocks");
       return;

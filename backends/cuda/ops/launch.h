@@ -105,15 +105,15 @@ cudaError_t matmul_mma(const Launch& on, const void* x, int64_t rows, int64_t k,
 
 // dequantize.cu: the whole weight as bfloat16 [rows][padded_k]
 cudaError_t dequantize_rows(const Launch& on, const Weight& weight, int64_t k, int64_t padded_k, void* bfloat16_out);
-// matmul_wgmma.cu (SM 90a only, null in a library without it): many rows; x and weight as bfloat16 rows of padded_k, a multiple of 64. `parts` holds
-// wgmma_splits() * rows * columns floats, and is not used where that is one split.
+// matmul_wgmma.cu (SM 90a only, null in a library without it): many rows; x and weight as bfloat16 rows of padded_k, a
+// multiple of 64. `parts` holds wgmma_splits() * rows * columns floats, and is not used where that is one split.
 [[gnu::weak]] int wgmma_splits(const Launch& on, int64_t rows, int64_t columns, int64_t padded_k);
-[[gnu::weak]] cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k, const void* weight,
-                         int64_t columns, float* parts, const Product& out);
+[[gnu::weak]] cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k,
+                                       const void* weight, int64_t columns, float* parts, const Product& out);
 cudaError_t sum_parts(const Launch& on, float* parts, int splits, int64_t rows, int64_t columns, const Product& out);
 // matmul_wgmma_blocks.cu (SM 90a only): up to kMaxBlocksRows rows and a block format, as stored
 inline constexpr int64_t kMaxBlocksRows = 64;
-[[gnu::weak]] int wgmma_blocks_splits(const Launch& on, int64_t columns, int64_t padded_k);
+[[gnu::weak]] int wgmma_blocks_splits(const Launch& on, int64_t rows, int64_t padded_k, const Weight& weight);
 [[gnu::weak]] cudaError_t matmul_wgmma_blocks(const Launch& on, const void* x, int64_t rows, int64_t k,
                                               int64_t padded_k, const Weight& weight, float* parts, const Product& out);
 

@@ -1,6 +1,6 @@
 // Products of many rows on Hopper's warpgroup tensor cores: x and weights in bfloat16, float32 sums. A block makes 128
-// columns for up to 256 rows of x; the weights are the left operand, so that few rows waste nothing. A ring of stages of
-// 64 of k in shared memory, filled by all threads with asynchronous copies. Where there are too few tiles for all
+// columns for up to 256 rows of x; the weights are the left operand, so that few rows waste nothing. A ring of stages
+// of 64 of k in shared memory, filled by all threads with asynchronous copies. Where there are too few tiles for all
 // multiprocessors, k is split, and sum_kernel adds up the parts in order.
 #include "wgmma.cuh"
 
@@ -17,7 +17,9 @@ struct Arguments {
 };
 
 template <int kRows>
-inline constexpr int kStages = kRows == 256 ? 4 : kRows == 128 ? 6 : 8;
+inline constexpr int kStages = kRows == 256   ? 4
+                               : kRows == 128 ? 6
+                                              : 8;
 template <int kRows>
 inline constexpr int kStageBytes = (kTileColumns + kRows) * kTileK * 2;
 
@@ -102,7 +104,7 @@ cudaError_t start(const Launch& on, const Arguments& a) {
 int wgmma_splits(const Launch& on, int64_t rows, int64_t columns, int64_t padded_k) {
   const int64_t tile_rows = rows <= 64 ? 64 : rows <= 128 ? 128 : 256;
   const int64_t tiles = (rows + tile_rows - 1) / tile_rows * ((columns + kTileColumns - 1) / kTileColumns);
-  return splits_of(on, tiles, padded_k / kTileK / 8);
+  return splits_of(on.num_multiprocessors, tiles, padded_k / kTileK / 8);
 }
 
 cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k, const void* weight,
@@ -112,9 +114,7 @@ cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t 
                     static_cast<const __nv_bfloat16*>(weight),
                     padded_k,
                     {rows, columns, splits, splits > 1 ? parts : nullptr, out}};
-  const cudaError_t status = rows <= 64    ? start<64>(on, a)
-                             : rows <= 128 ? start<128>(on, a)
-                                           : start<256>(on, a);
+  const cudaError_t status = rows <= 64 ? start<64>(on, a) : rows <= 128 ? start<128>(on, a) : start<256>(on, a);
   return status != cudaSuccess || splits == 1 ? status : sum_parts(on, parts, splits, rows, columns, out);
 }
 

@@ -1,6 +1,7 @@
-// Products of up to 64 rows with block formats on Hopper's warpgroup tensor cores. A block makes 128 columns. Weights come
-// into shared memory as they are stored, 256 of k at a time and two such stages ahead; for every 64 of k, each of the 256
-// threads turns a run of 32 weights into bfloat16 for the tensor cores, while those are at work on the 64 before.
+// Products of up to 64 rows with block formats on Hopper's warpgroup tensor cores. A block makes 128 columns. Weights
+// come into shared memory as they are stored, 256 of k at a time and one such stage ahead; for every 64 of k, each of
+// the 256 threads turns a run of 32 weights into bfloat16 for the tensor cores, while those are at work on the 64
+// before. Where shared memory allows it, two blocks share a multiprocessor and hide each other's waits.
 #include "formats.cuh"
 #include "wgmma.cuh"
 
@@ -8,8 +9,8 @@ namespace trivet::cuda {
 namespace {
 
 constexpr int kTileColumns = 128, kTileK = 64, kThreads = 256;
-constexpr int kStageSteps = 4, kStages = 3;  // steps of kTileK per stage of stored weights
-constexpr int kRowTiles = 6, kRowsAhead = 4;  // of x, one for each step
+constexpr int kStageSteps = 4, kStages = 2;   // steps of kTileK per stage of stored weights
+constexpr int kRowTiles = 4, kRowsAhead = 2;  // of x, one for each step
 
 struct Arguments {
   const __nv_bfloat16* x;
@@ -20,16 +21,16 @@ struct Arguments {
 
 template <Format F>
 struct Stored {
-  static constexpr int kBytes = BlockReader<F>::kBytesOf2048 / 8;      // of 256 weights
-  static constexpr int kPieces = (kBytes + 30) / 16;                   // of 16 bytes, wherever they begin
-  static constexpr int kPitch = kPieces * 16 + 16 + kPieces % 2 * 16;  // an odd number of pieces: all banks are used
+  static constexpr int kBytes = BlockReader<F>::kBytesOf2048 / 8;  // of 256 weights
+  static constexpr int kPieces = (kBytes + 30) / 16;               // of 16 bytes, wherever they begin
+  static constexpr int kPitch = (kPieces | 1) * 16;                // an odd number of pieces: all banks are used
   static constexpr int kStageBytes = kTileColumns * kPitch;
   static_assert(kPitch / 16 % 2 == 1);
 };
 
 template <Format F, int kRows>
 inline constexpr size_t kSharedBytes = 1024 + 2 * kTileColumns * 128 + kRowTiles * kRows * 128 +
-                                       kStages * Stored<F>::kStageBytes;
+                                       kStages * Stored<F>::kStageBytes + 16;  // Words read a little ahead
 
 __device__ __forceinline__ void copy_async(uint8_t* shared, const void* global) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -54,12 +55,13 @@ __device__ __forceinline__ void dequantize(uint8_t* tile, int column, int half, 
     for (int j = 0; j < 4; ++j) {
       words[j] = pack(weight_of(weights, 8 * i + 2 * j), weight_of(weights, 8 * i + 2 * j + 1));
     }
-    *reinterpret_cast<uint4*>(tile + swizzled(column, half * 4 + i)) = make_uint4(words[0], words[1], words[2], words[3]);
+    *reinterpret_cast<uint4*>(tile + swizzled(column, half * 4 + i)) =
+        make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 
 template <Format F, int kRows>
-__global__ void __launch_bounds__(kThreads) blocks_kernel(Arguments a) {
+__global__ void __launch_bounds__(kThreads, 2) blocks_kernel(Arguments a) {
   using S = Stored<F>;
   extern __shared__ uint8_t memory[];
   uint8_t* tiles = memory + (1024 - (__cvta_generic_to_shared(memory) & 1023)) % 1024;  // [2][kTileColumns][128]
@@ -89,7 +91,8 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(Arguments a) {
       const uint8_t* from = stored_at(column, stage);
       const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
       if (piece * 16 >= before + bytes) continue;
-      copy_async(stages + stage % kStages * S::kStageBytes + column * S::kPitch + piece * 16, from - before + piece * 16);
+      copy_async(stages + stage % kStages * S::kStageBytes + column * S::kPitch + piece * 16,
+                 from - before + piece * 16);
     }
   };
   const auto fetch_rows = [&](int step) {
@@ -103,8 +106,7 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(Arguments a) {
   };
   const auto commit = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
 
-  fetch_weights(0);
-  fetch_weights(1);
+  for (int s = 0; s < kStages - 1; ++s) fetch_weights(s);
   wait_for_previous();
   for (int s = 0; s < kRowsAhead; ++s) fetch_rows(s);
   for (int i = 0; i < kRowsAhead; ++i) commit();  // the first of them has all; then one group per step
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) blocks_kernel(Arguments a) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRowsAhead - 1) : "memory");
     __syncthreads();
     const int stage = step / kStageSteps;
-    if (step % kStageSteps == 0) fetch_weights(stage + 2);
+    if (step % kStageSteps == 0) fetch_weights(stage + kStages - 1);
     fetch_rows(step + kRowsAhead);
     commit();
     uint8_t* tile = tiles + step % 2 * kTileColumns * 128;
@@ -145,13 +147,21 @@ cudaError_t start(const Launch& on, const Arguments& a) {
 
 }  // namespace
 
-int wgmma_blocks_splits(const Launch& on, int64_t columns, int64_t padded_k) {
-  return splits_of(on, (columns + kTileColumns - 1) / kTileColumns, padded_k / 256 / 2);
+int wgmma_blocks_splits(const Launch& on, int64_t rows, int64_t padded_k, const Weight& weight) {
+  constexpr size_t kOfTwo = 113 * 1024;  // of a multiprocessor, for each of two blocks
+  bool two = false;
+  with_block_format(weight.format, [&](auto tag) {
+    constexpr Format F = decltype(tag)::value;
+    two = (rows <= 16 ? kSharedBytes<F, 16> : kSharedBytes<F, 64>) <= kOfTwo;
+    return cudaSuccess;
+  });
+  const int64_t tiles = (weight.rows + kTileColumns - 1) / kTileColumns;
+  return splits_of(on.num_multiprocessors * (two ? 2 : 1), tiles, padded_k / 256 / 2);
 }
 
 cudaError_t matmul_wgmma_blocks(const Launch& on, const void* x, int64_t rows, int64_t k, int64_t padded_k,
                                 const Weight& weight, float* parts, const Product& out) {
-  const int splits = wgmma_blocks_splits(on, weight.rows, padded_k);
+  const int splits = wgmma_blocks_splits(on, rows, padded_k, weight);
   const Arguments a{static_cast<const __nv_bfloat16*>(x),
                     weight,
                     k,

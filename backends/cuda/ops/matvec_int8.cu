@@ -1,8 +1,8 @@
 // Products of a few rows with block formats: int8 activations, exact integer dots per run of 32 weights, float32 sums.
-// A row of weights is cut into slices of 2048. A warp has one slice of the columns of its block; it streams them through
-// a ring in shared memory that is filled before the previous kernel has ended, and keeps its slice of one or two rows of
-// x in registers. A lane takes two runs of a slice, then a fixed tree over lanes, then the slices in order: a sum depends
-// on nothing but its row and column.
+// A row of weights is cut into slices of 2048. A warp has one slice of columns of its block; it streams them through a
+// ring in shared memory that is filled before the previous kernel has ended, and keeps its slice of one or two rows of
+// x in registers. A lane takes two runs of a slice, then a fixed tree over lanes, then the slices in order: a sum
+// depends on nothing but its row and column.
 #include <algorithm>
 
 #include "activation.cuh"
@@ -15,14 +15,14 @@ constexpr int kSliceRuns = 64;  // of 32 weights
 constexpr int kStages = 8;      // of the ring: columns in flight per warp
 constexpr int kMaxWarps = 16;
 constexpr int kUsualWarps = 8;
-constexpr int kMaxRounds = 64;  // of a block: bounds the sums that it holds
+constexpr int64_t kMaxRounds = 64;  // of a block: bounds the sums that it holds
 
 struct Arguments {
   QuantizedRows x;
   int64_t rows;
-  int runs, slices, groups;  // groups of `slices` warps in a block
+  int runs, slices, groups;          // groups of `slices` warps in a block
   int64_t items, units, unit_items;  // blocks share the units evenly
-  int64_t ends[kMaxSegments];  // of the segments, in items
+  int64_t ends[kMaxSegments];        // of the segments, in items
   const uint8_t* weights[kMaxSegments];
   const uint8_t* up;  // null, or the second weight of a gated pair: items are then gates and ups in turn
   int64_t row_bytes;
@@ -295,7 +295,8 @@ cudaError_t start(const Launch& on, Arguments a) {
   const int64_t round_items = static_cast<int64_t>(a.groups) * kColumns;
   const int64_t usual = (a.items + round_items - 1) / round_items;  // blocks of one round each
   const int64_t most = static_cast<int64_t>(on.num_multiprocessors) * resident_blocks<F, kRows>(a);
-  const int64_t blocks = std::min(std::max(std::min(usual, most), usual / kMaxRounds), a.units);
+  const int64_t rounds = (usual + most - 1) / most;  // so that all blocks run at once
+  const int64_t blocks = std::min(usual / std::min(rounds, kMaxRounds), a.units);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + kRows - 1) / kRows));
   const int64_t block_items = (a.units + blocks - 1) / blocks * a.unit_items;
   const size_t bytes = ring_bytes<F>(a) + static_cast<size_t>(block_items * kRows * a.slices) * sizeof(float);
