@@ -86,17 +86,35 @@ class KVCacheManager:
 
         At most num_tokens - 1 tokens: the last one is always computed, for its logits. Changes nothing.
         """
-        if not self.enable_caching or request.skip_reading_prefix_cache:
-            return [], 0
-        hits: list[KVCacheBlock] = []
-        for i in range((request.num_tokens - 1) // self.block_size):
-            block = self.block_pool.get_cached_block(request.block_hashes[i])
-            if block is None:
-                break
-            hits.append(block)
+        hits = self._cached_blocks(request, 0)
         return hits, len(hits) * self.block_size
 
+    def _cached_blocks(self, request: Request, start: int) -> list[KVCacheBlock]:
+        """Cached blocks of the request's tokens from its block `start` on, up to the first that is missing."""
+        hits: list[KVCacheBlock] = []
+        if self.enable_caching and not request.skip_reading_prefix_cache:
+            for block_hash in request.block_hashes[start : (request.num_tokens - 1) // self.block_size]:
+                block = self.block_pool.get_cached_block(block_hash)
+                if block is None:
+                    break
+                hits.append(block)
+        return hits
+
     # --- changes --------------------------------------------------------------------------------------------------
+    def extend_prefix_hit(self, request: Request) -> int:
+        """Append blocks that others have computed since the request was admitted to its table; their tokens.
+
+        Only while the tokens computed so far fill the table. The request still computes its last token.
+        """
+        table = self._tables[request.request_id]
+        if len(table.blocks) * self.block_size != request.num_computed_tokens:
+            return 0
+        hits = self._cached_blocks(request, len(table.blocks))
+        self.block_pool.touch(hits)
+        table.extend(hits)
+        table.num_cached_blocks += len(hits)
+        return len(hits) * self.block_size
+
     def allocate_slots(
         self,
         request: Request,

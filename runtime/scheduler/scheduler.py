@@ -168,6 +168,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and step.token_budget > 0:
             request = self.running[index]
+            request.num_computed_tokens += self.kv_cache_manager.extend_prefix_hit(request)
             num_new_tokens = min(self._wanted_tokens(request, request.num_computed_tokens), step.token_budget)
             if not self._allocate_or_preempt(request, num_new_tokens, step, timestamp):
                 break

@@ -378,3 +378,39 @@ def test_every_result_is_stamped() -> None:
     assert full.timestamp >= empty.timestamp > 0
     assert (empty.scheduler_stats.num_scheduled_tokens, full.scheduler_stats.num_scheduled_tokens) == (0, 5)
     assert 0 < full.scheduler_stats.kv_cache_usage < 1
+
+
+# --- a prefix that others are computing ---------------------------------------------------------------------------
+def computed_tokens(scheduler: Scheduler) -> list[dict[str, int]]:
+    """What every step computes, until all prompts are through."""
+    steps = []
+    while any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.requests.values()):
+        out, _ = step(scheduler)
+        steps.append(out.num_scheduled_tokens)
+        scheduler.kv_cache_manager.check_integrity()
+    return steps
+
+
+def test_a_running_request_takes_up_blocks_that_another_computes() -> None:
+    """Behind a limit per request, the second continues where the first stops, and the first skips what that brought."""
+    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
+    prefix = list(range(100, 132))
+    for i in range(2):
+        scheduler.add_request(make_request(f"r{i}", [*prefix, i]))
+    assert computed_tokens(scheduler) == [{"r0": 8, "r1": 8}, {"r0": 8, "r1": 8}, {"r0": 1, "r1": 1}]
+
+
+def test_a_salt_keeps_a_running_prefix_apart() -> None:
+    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
+    prefix = list(range(100, 132))
+    for i in range(2):
+        scheduler.add_request(make_request(f"r{i}", [*prefix, i], cache_salt=f"tenant {i}"))
+    assert sum(sum(counts.values()) for counts in computed_tokens(scheduler)) == 66
+
+
+def test_prompt_logprobs_take_up_nothing() -> None:
+    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
+    prefix = list(range(100, 132))
+    scheduler.add_request(make_request("r0", [*prefix, 0], prompt_logprobs=0))
+    scheduler.add_request(make_request("r1", [*prefix, 1]))
+    assert sum(counts.get("r0", 0) for counts in computed_tokens(scheduler)) == 33
