@@ -179,11 +179,12 @@ constexpr std::span<const AliasSpec> aliases_of() {
 
 }  // namespace detail
 
-// The OrtCustomOp of kernel class K for one session context.
+// What onnxruntime asks about the op of a class K with a kName, kInputs and kOutputs; how it runs is left to
+// subclasses.
 template <class K>
-class Op : public OrtCustomOp {
+class OpSchema : public OrtCustomOp {
  public:
-  Op(const OrtApi& api, const SessionContext& session) : OrtCustomOp{}, api_(api), session_(session) {
+  OpSchema() : OrtCustomOp{} {
     version = kOrtApiVersion;
     OrtCustomOp::GetName = [](const OrtCustomOp*) { return K::kName; };
     OrtCustomOp::GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
@@ -202,6 +203,14 @@ class Op : public OrtCustomOp {
     OrtCustomOp::GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
     OrtCustomOp::GetStartVersion = [](const OrtCustomOp*) { return 1; };
     OrtCustomOp::GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
+  }
+};
+
+// The OrtCustomOp of kernel class K for one session context.
+template <class K>
+class Op : public OpSchema<K> {
+ public:
+  Op(const OrtApi& api, const SessionContext& session) : api_(api), session_(session) {
     OrtCustomOp::CreateKernelV2 = &Op::create;
     OrtCustomOp::KernelComputeV2 = &Op::run;
     OrtCustomOp::KernelDestroy = [](void* kernel) { delete static_cast<Instance*>(kernel); };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../common/ort_op.h"
+#include "../common/session_options.h"
 #include "dispatch.h"
 #include "features.h"
 #include "ops/embed_tokens.h"
@@ -39,25 +40,6 @@ struct Registration {
   OrtCustomOpDomain* domain = nullptr;
 };
 
-void check(const OrtApi& api, OrtStatus* status) {
-  if (status == nullptr) return;
-  const std::string message = api.GetErrorMessage(status);
-  api.ReleaseStatus(status);
-  throw OpError(message);
-}
-
-std::string config_entry(const OrtApi& api, const OrtSessionOptions* options, const char* key) {
-  int found = 0;
-  check(api, api.HasSessionConfigEntry(options, key, &found));
-  if (found == 0) return "";
-  size_t size = 0;
-  check(api, api.GetSessionConfigEntry(options, key, nullptr, &size));
-  std::string value(size, '\0');
-  check(api, api.GetSessionConfigEntry(options, key, value.data(), &size));
-  value.resize(size > 0 ? size - 1 : 0);
-  return value;
-}
-
 int parse_num_threads(const std::string& text) {
   if (text.empty()) return default_num_threads();
   char* end = nullptr;
@@ -66,12 +48,6 @@ int parse_num_threads(const std::string& text) {
     throw OpError("trivet.num_threads: expected an integer from 1 to 1024, got '" + text + "'");
   }
   return static_cast<int>(value);
-}
-
-ActivationDtype parse_activation_dtype(const std::string& text) {
-  if (text.empty() || text == "int8") return ActivationDtype::kInt8;
-  if (text == "float32") return ActivationDtype::kFloat32;
-  throw OpError("trivet.activation_dtype: expected 'int8' or 'float32', got '" + text + "'");
 }
 
 // Session entry, then environment, then the best tier of this CPU.
@@ -105,8 +81,8 @@ Registration& registration_for(const OrtApi& api, int num_threads, Tier tier, Ac
     // CMakeLists.txt.
     add_ops<EmbedTokens, QMatMul, LogitsHead>(api, *made);
     add_ops<RotaryTable, RMSNorm, AddRMSNorm, PagedAttention, Sample>(api, *made);
-    check(api, api.CreateCustomOpDomain(kDomain, &made->domain));
-    for (const auto& op : made->ops) check(api, api.CustomOpDomain_Add(made->domain, op.get()));
+    check_status(api, api.CreateCustomOpDomain(kDomain, &made->domain));
+    for (const auto& op : made->ops) check_status(api, api.CustomOpDomain_Add(made->domain, op.get()));
     slot = std::move(made);
   }
   return *slot;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "../common/op_types.h"
+
 namespace trivet::cuda {
 
 enum class DeviceErrorCode : int32_t {
@@ -34,23 +36,6 @@ struct DeviceError {
   int32_t node;  // of Context::nodes
   int64_t a, b, c, d;
   float value;
-};
-
-// Parameters of Sample in the order of SAMPLING_FLOATS, SAMPLING_INTS, then bias_values.
-enum SampleNumber : int32_t {
-  kTemperature,
-  kTopP,
-  kMinP,
-  kRepetitionPenalty,
-  kFrequencyPenalty,
-  kPresencePenalty,
-  kTopK,
-  kSeed,
-  kOffset,
-  kNumLogprobs,
-  kForcedTokenId,
-  kNumPromptTokens,
-  kBiasValue,
 };
 
 // Lists of Sample, in the order of its inputs.

@@ -13,8 +13,6 @@ struct Provider;
 inline const OrtApi* api = nullptr;
 inline const OrtEpApi* ep_api = nullptr;
 
-enum class ActivationDtype { kInt8, kFloat32 };
-
 // What kernels may know of the session that they run in.
 struct Session {
   Context& context;
@@ -69,27 +67,9 @@ class EpKernel : public OrtKernelImpl {
 
 // The schema of an op for onnxruntime's type checks; its CPU kernel only says that there is none.
 template <class K>
-class SchemaOp : public OrtCustomOp {
+class SchemaOp : public OpSchema<K> {
  public:
-  SchemaOp() : OrtCustomOp{} {
-    version = kOrtApiVersion;
-    OrtCustomOp::GetName = [](const OrtCustomOp*) { return K::kName; };
-    OrtCustomOp::GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-    OrtCustomOp::GetInputTypeCount = [](const OrtCustomOp*) { return std::size(K::kInputs); };
-    OrtCustomOp::GetInputType = [](const OrtCustomOp*, size_t i) { return K::kInputs[i].type; };
-    OrtCustomOp::GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(K::kOutputs); };
-    OrtCustomOp::GetOutputType = [](const OrtCustomOp*, size_t i) { return K::kOutputs[i].type; };
-    OrtCustomOp::GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return K::kInputs[i].optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
-    };
-    OrtCustomOp::GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
-    OrtCustomOp::GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
-    OrtCustomOp::GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
-    OrtCustomOp::GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
-    OrtCustomOp::GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
-    OrtCustomOp::GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
-    OrtCustomOp::GetStartVersion = [](const OrtCustomOp*) { return 1; };
-    OrtCustomOp::GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
+  SchemaOp() {
     OrtCustomOp::CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* a, const OrtKernelInfo*, void**) -> OrtStatus* {
       return a->CreateStatus(ORT_NOT_IMPLEMENTED,
                              (std::string(K::kName) + ": this node was not given to the CUDA device").c_str());

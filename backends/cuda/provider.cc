@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "../common/session_options.h"
 #include "c_api.h"
 #include "ops/kernels.h"
 #include "upload.h"
@@ -32,12 +33,7 @@ OrtStatus* guarded(const char* where, const F& f) noexcept {
   }
 }
 
-void check_ort(OrtStatus* status) {
-  if (status == nullptr) return;
-  const std::string message = api->GetErrorMessage(status);
-  api->ReleaseStatus(status);
-  throw std::runtime_error(message);
-}
+void check_ort(OrtStatus* status) { check_status(*api, status); }
 
 // --- Allocator ----------------------------------------------------------------------------------------------------
 
@@ -345,28 +341,10 @@ OrtEpDevice* make_device(Factory& factory, int ordinal) {
   return device;
 }
 
-std::string config_entry(const OrtSessionOptions* options, const char* key) {
-  int found = 0;
-  check_ort(api->HasSessionConfigEntry(options, key, &found));
-  if (found == 0) return "";
-  size_t size = 0;
-  check_ort(api->GetSessionConfigEntry(options, key, nullptr, &size));
-  std::string value(size, '\0');
-  check_ort(api->GetSessionConfigEntry(options, key, value.data(), &size));
-  value.resize(size > 0 ? size - 1 : 0);
-  return value;
-}
-
-ActivationDtype parse_activation_dtype(const std::string& text) {
-  if (text.empty() || text == "int8") return ActivationDtype::kInt8;
-  if (text == "float32") return ActivationDtype::kFloat32;
-  throw OpError("trivet.activation_dtype: expected 'int8' or 'float32', got '" + text + "'");
-}
-
 OrtEp* make_provider(Factory& factory, const OrtKeyValuePairs* facts, const OrtSessionOptions* options) {
   const char* text = api->GetKeyValue(facts, kOrdinalKey);
   const int ordinal = text == nullptr ? 0 : std::atoi(text);
-  const std::string handle = config_entry(options, kContextOption);
+  const std::string handle = config_entry(*api, options, kContextOption);
   std::shared_ptr<Context> context =
       handle.empty() ? std::make_shared<Context>(ordinal) : context_of(std::strtoll(handle.c_str(), nullptr, 10));
   if (context == nullptr || context->ordinal != ordinal) {
@@ -374,8 +352,8 @@ OrtEp* make_provider(Factory& factory, const OrtKeyValuePairs* facts, const OrtS
   }
   context->make_current();
   return new Provider(factory, std::move(context),
-                      parse_activation_dtype(config_entry(options, "trivet.activation_dtype")),
-                      config_entry(options, kCaptureOption) == "1");
+                      parse_activation_dtype(config_entry(*api, options, "trivet.activation_dtype")),
+                      config_entry(*api, options, kCaptureOption) == "1");
 }
 
 struct KernelOptions {

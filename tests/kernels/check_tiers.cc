@@ -71,7 +71,7 @@ bool close(const std::vector<float>& a, const std::vector<float>& b) {
 std::vector<std::string> matmul_problems(Tier tier) {
   std::vector<std::string> out;
   for (const char* name : kFormats) {
-    const WeightFormat& format = weight_format(name);
+    const WeightFormat& format = weight_format(format_spec(name).format);
     const int64_t k = 3 * 256;
     for (const int64_t m : {1, 2, 3, 7, 15}) {
       const int64_t n = 37;

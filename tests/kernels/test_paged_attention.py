@@ -345,7 +345,7 @@ def test_bad_inputs_are_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_heads": 10}, r"attribute 'num_heads': expected a multiple of num_kv_heads = 3, got 10"),
+        ({"num_heads": 10}, r"attribute 'num_heads': expected a multiple of num_kv_heads = 3 up to 16384, got 10"),
         ({"head_dim": 60}, r"attribute 'head_dim': expected a multiple of 8 up to 512, got 60"),
         ({"head_dim": 520}, r"attribute 'head_dim'"),
         ({"sliding_window": -1}, r"attribute 'sliding_window'"),

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../../common/op_types.h"
+
 namespace trivet {
 
 struct Half {
@@ -11,8 +13,5 @@ struct Half {
 struct BFloat16 {
   uint16_t bits;
 };
-
-// KV dtype codes of backends/contract/opset.py.
-enum class KvDtype : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 }  // namespace trivet

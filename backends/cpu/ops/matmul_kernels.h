@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../dispatch.h"
+#include "../../common/op_types.h"
 #include "weight_formats.h"
 
 namespace trivet {
@@ -95,8 +96,6 @@ struct FloatTileArgs {
   float* acc;  // [m, acc_stride], n floats are written per row
   int64_t acc_stride;
 };
-
-enum class Epilogue { kNone, kSwiglu, kGeglu };
 
 struct MatMulKernels {
   int q_bytes;  // per activation element

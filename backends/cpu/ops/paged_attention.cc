@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "../../common/op_messages.h"
 #include "../dispatch.h"
 
 namespace trivet {
@@ -27,60 +28,32 @@ struct AttentionTask {
 
 // --- Checks -------------------------------------------------------------------------------------------------------
 
-[[noreturn]] void fail(const std::string& what) { throw OpError(what); }
-
-std::string at(const char* name, int64_t index) { return std::string(name) + "[" + std::to_string(index) + "]"; }
-
-void check_range(const char* name, int64_t index, int64_t value, int64_t low, int64_t end) {
-  if (value < low || value >= end) {
-    fail(at(name, index) + ": expected " + std::to_string(low) + " to " + std::to_string(end - 1) + ", got " +
-         std::to_string(value));
-  }
-}
-
-void check_attribute(bool good, const char* name, const std::string& expected, const std::string& got) {
-  if (!good) fail(std::string("attribute '") + name + "': expected " + expected + ", got " + got);
-}
-
 void check_request(const PagedAttentionParams& p, int64_t r) {
   const int64_t start = p.query_start_loc[r], end = p.query_start_loc[r + 1];
-  if (end < start || end > p.num_tokens) {
-    fail(at("query_start_loc", r + 1) + ": expected " + std::to_string(start) + " to " + std::to_string(p.num_tokens) +
-         ", got " + std::to_string(end));
-  }
+  if (end < start || end > p.num_tokens) throw OpError(messages::query_start(r + 1, end, start, p.num_tokens));
   const int64_t seq_len = p.seq_lens[r];
-  if (seq_len < end - start) {
-    fail(at("seq_lens", r) + ": expected at least the request's " + std::to_string(end - start) +
-         " scheduled tokens, got " + std::to_string(seq_len));
-  }
+  if (seq_len < end - start) throw OpError(messages::seq_len(r, seq_len, end - start));
   for (int64_t t = start; t < end; ++t) {
     const int64_t expected = seq_len - (end - t);
-    if (p.positions[t] != expected) {
-      fail(at("positions", t) + ": expected " + std::to_string(expected) + " (the scheduled tokens are the last of " +
-           at("seq_lens", r) + " = " + std::to_string(seq_len) + "), got " + std::to_string(p.positions[t]));
-    }
+    if (p.positions[t] != expected) throw OpError(messages::position(t, p.positions[t], expected, r));
   }
   const int64_t blocks = (seq_len + p.block_size - 1) / p.block_size;
-  if (blocks > p.max_blocks) {
-    fail("block_table: expected at least " + std::to_string(blocks) + " columns for " + at("seq_lens", r) + " = " +
-         std::to_string(seq_len) + " and block size " + std::to_string(p.block_size) + ", got " +
-         std::to_string(p.max_blocks));
-  }
+  if (blocks > p.max_blocks) throw OpError(messages::block_columns(blocks, r, seq_len, p.max_blocks));
   for (int64_t b = 0; b < blocks; ++b) {
     const int32_t block = p.block_table[r * p.max_blocks + b];
-    if (block < 0 || block >= p.num_blocks) check_range(at("block_table", r).c_str(), b, block, 0, p.num_blocks);
+    if (block < 0 || block >= p.num_blocks) throw OpError(messages::block(r, b, block, p.num_blocks - 1));
   }
 }
 
 void check_values(const PagedAttentionParams& p) {
-  if (p.query_start_loc[0] != 0) fail("query_start_loc[0]: expected 0, got " + std::to_string(p.query_start_loc[0]));
+  if (p.query_start_loc[0] != 0) throw OpError(messages::query_start_first(p.query_start_loc[0]));
   for (int64_t r = 0; r < p.num_requests; ++r) check_request(p, r);
-  if (p.query_start_loc[p.num_requests] != p.num_tokens) {
-    fail(at("query_start_loc", p.num_requests) + ": expected the number of tokens, " + std::to_string(p.num_tokens) +
-         ", got " + std::to_string(p.query_start_loc[p.num_requests]));
-  }
+  const int64_t last = p.query_start_loc[p.num_requests];
+  if (last != p.num_tokens) throw OpError(messages::query_start_last(p.num_requests, last, p.num_tokens));
+  const int64_t last_slot = p.num_blocks * p.block_size - 1;
   for (int64_t t = 0; t < p.num_tokens; ++t) {
-    check_range("slot_mapping", t, p.slot_mapping[t], -1, p.num_blocks * p.block_size);
+    const int64_t slot = p.slot_mapping[t];
+    if (slot < -1 || slot > last_slot) throw OpError(messages::slot(t, slot, last_slot));
   }
 }
 
@@ -229,130 +202,35 @@ class Attention {
   float* queries_ = nullptr;
 };
 
-int64_t bytes_of(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? 4 : 2; }
+void bind_cache(PagedAttentionParams& p, KernelContext& ctx, const AttentionAttributes& attributes) {
+  const Tensor cache = ctx.input(PagedAttentionSpec::kKvCache);
+  const KvCacheShape shape = kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes);
+  p.kv_dtype = shape.dtype;
+  p.block_size = shape.block_size;
+  p.num_blocks = shape.num_blocks;
+  const Tensor out = ctx.output(1, cache.shape);
+  if (out.data != cache.data && cache.size() > 0) {
+    std::memcpy(out.data, cache.data, static_cast<size_t>(cache.size()));  // the caller bound them apart
+  }
+  if (reinterpret_cast<uintptr_t>(out.data) % static_cast<uintptr_t>(shape.element_bytes) != 0) {
+    throw OpError("kv_cache: expected memory aligned to " + std::to_string(shape.element_bytes) + " bytes");
+  }
+  p.kv_cache = out.data;
+}
 
 }  // namespace
 
 // --- onnxruntime --------------------------------------------------------------------------------------------------
 
-enum Input : size_t {
-  kQkv,
-  kKvCache,
-  kKvLayout,
-  kCosSin,
-  kPositions,
-  kSlotMapping,
-  kBlockTable,
-  kQueryStartLoc,
-  kSeqLens,
-  kQNorm,
-  kKNorm,
-  kSinks
-};
-
-const TensorSpec PagedAttention::kInputs[12] = {
-    {"qkv", kFloat},       {"kv_cache", kUint8},     {"kv_layout", kInt32},    {"cos_sin", kFloat},
-    {"positions", kInt32}, {"slot_mapping", kInt32}, {"block_table", kInt32},  {"query_start_loc", kInt32},
-    {"seq_lens", kInt32},  {"q_norm", kFloat, true}, {"k_norm", kFloat, true}, {"sinks", kFloat, true},
-};
-const TensorSpec PagedAttention::kOutputs[2] = {{"out", kFloat}, {"kv_cache_out", kUint8}};
-
-PagedAttention::PagedAttention(const KernelInfo& info, const SessionContext& session) : session(session), attributes{} {
-  PagedAttentionParams& p = attributes;
-  p.num_heads = info.attr_int("num_heads");
-  p.num_kv_heads = info.attr_int("num_kv_heads");
-  p.head_dim = info.attr_int("head_dim");
-  p.kv_offset = info.attr_int("kv_offset");
-  p.scale = info.attr_float("scale");
-  p.sliding_window = info.attr_int("sliding_window");
-  p.soft_cap = info.attr_float("soft_cap");
-  p.norm_eps = info.attr_float("norm_eps");
-  const int64_t interleaved = info.attr_int("rope_interleaved");
-  const auto text = [](auto value) { return std::to_string(value); };
-  check_attribute(p.num_kv_heads > 0 && p.num_kv_heads <= 1 << 16, "num_kv_heads", "1 to 65536", text(p.num_kv_heads));
-  check_attribute(p.num_heads > 0 && p.num_heads <= 1 << 16 && p.num_heads % p.num_kv_heads == 0, "num_heads",
-                  "a multiple of num_kv_heads = " + text(p.num_kv_heads), text(p.num_heads));
-  check_attribute(p.head_dim > 0 && p.head_dim <= kMaxHeadDim && p.head_dim % 8 == 0, "head_dim",
-                  "a multiple of 8 up to " + text(kMaxHeadDim), text(p.head_dim));
-  check_attribute(p.kv_offset >= 0 && p.kv_offset < int64_t{1} << 32, "kv_offset", "0 or more", text(p.kv_offset));
-  check_attribute(std::isfinite(p.scale), "scale", "a finite number", text(p.scale));
-  check_attribute(p.sliding_window >= 0, "sliding_window", "0 or more", text(p.sliding_window));
-  check_attribute(std::isfinite(p.soft_cap) && p.soft_cap >= 0, "soft_cap", "a finite number from 0", text(p.soft_cap));
-  check_attribute(std::isfinite(p.norm_eps) && p.norm_eps >= 0, "norm_eps", "a finite number from 0", text(p.norm_eps));
-  check_attribute(interleaved == 0 || interleaved == 1, "rope_interleaved", "0 or 1", text(interleaved));
-  p.rope_interleaved = interleaved == 1;
-  p.group = p.num_heads / p.num_kv_heads;
-  p.padded_dim = (p.head_dim + 15) / 16 * 16;
-}
-
-namespace {
-
-void bind_cache(PagedAttentionParams& p, KernelContext& ctx) {
-  const Tensor layout = ctx.input(kKvLayout), cache = ctx.input(kKvCache);
-  layout.check_shape({2});
-  cache.check_shape({-1, -1});
-  const int32_t code = layout.as<int32_t>()[0], block_size = layout.as<int32_t>()[1];
-  if (code < 0 || code > 2) fail("kv_layout[0]: expected a KV dtype code from 0 to 2, got " + std::to_string(code));
-  if (block_size < 1) fail("kv_layout[1]: expected a block size of at least 1, got " + std::to_string(block_size));
-  p.kv_dtype = static_cast<KvDtype>(code);
-  p.block_size = block_size;
-  p.num_blocks = cache.shape[0];
-  const int64_t width = bytes_of(p.kv_dtype);
-  const int64_t needed = (p.kv_offset + 2 * p.num_kv_heads * p.head_dim) * block_size * width;
-  if (cache.shape[1] < needed || cache.shape[1] % (block_size * width) != 0) {
-    fail("kv_cache: expected blocks of at least " + std::to_string(needed) + " bytes, a multiple of " +
-         std::to_string(block_size * width) + ", got shape " + cache.shape_text());
-  }
-  const Tensor out = ctx.output(1, cache.shape);
-  if (out.data != cache.data && cache.size() > 0) {
-    std::memcpy(out.data, cache.data, static_cast<size_t>(cache.size()));  // the caller bound them apart
-  }
-  if (reinterpret_cast<uintptr_t>(out.data) % static_cast<uintptr_t>(width) != 0) {
-    fail("kv_cache: expected memory aligned to " + std::to_string(width) + " bytes");
-  }
-  p.kv_cache = out.data;
-}
-
-const float* optional_floats(KernelContext& ctx, Input index, int64_t count) {
-  if (!ctx.has_input(index)) return nullptr;
-  const Tensor tensor = ctx.input(index);
-  tensor.check_shape({count});
-  return tensor.as<float>();
-}
-
-const int32_t* ints(const Tensor& tensor, std::initializer_list<int64_t> shape) {
-  tensor.check_shape(shape);
-  return tensor.as<int32_t>();
-}
-
-}  // namespace
+PagedAttention::PagedAttention(const KernelInfo& info, const SessionContext& session)
+    : session(session), attributes(attention_attributes(info)) {}
 
 void PagedAttention::compute(KernelContext& ctx) {
-  PagedAttentionParams p = attributes;
-  const Tensor qkv = ctx.input(kQkv), cos_sin = ctx.input(kCosSin), table = ctx.input(kBlockTable);
-  const Tensor seq_lens = ctx.input(kSeqLens);
-  qkv.check_shape({-1, (p.num_heads + 2 * p.num_kv_heads) * p.head_dim});
-  p.num_tokens = qkv.shape[0];
-  p.qkv = qkv.as<float>();
-  cos_sin.check_shape({p.num_tokens, -1});
-  p.rotary_dim = cos_sin.shape[1];
-  p.cos_sin = cos_sin.as<float>();
-  if (p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim) {
-    fail("cos_sin: expected an even rotary_dim of at most head_dim = " + std::to_string(p.head_dim) + ", got shape " +
-         cos_sin.shape_text());
-  }
-  seq_lens.check_shape({-1});
-  p.num_requests = seq_lens.shape[0];
-  p.seq_lens = seq_lens.as<int32_t>();
-  p.positions = ints(ctx.input(kPositions), {p.num_tokens});
-  p.slot_mapping = ints(ctx.input(kSlotMapping), {p.num_tokens});
-  p.block_table = ints(table, {p.num_requests, -1});
-  p.max_blocks = table.shape[1];
-  p.query_start_loc = ints(ctx.input(kQueryStartLoc), {p.num_requests + 1});
-  p.q_norm = optional_floats(ctx, kQNorm, p.head_dim);
-  p.k_norm = optional_floats(ctx, kKNorm, p.head_dim);
-  p.sinks = optional_floats(ctx, kSinks, p.num_heads);
-  bind_cache(p, ctx);
+  PagedAttentionParams p{};
+  assign(p, attributes);
+  assign(p, attention_inputs(ctx, attributes));
+  p.padded_dim = (p.head_dim + 15) / 16 * 16;
+  bind_cache(p, ctx, attributes);
   p.out = ctx.output(0, {p.num_tokens, p.num_heads * p.head_dim}).mutable_as<float>();
   check_values(p);
   if (p.num_tokens > 0) Attention(p, kKernels[session.tier], session.pool).run();

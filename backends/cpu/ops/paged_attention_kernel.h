@@ -11,7 +11,6 @@ namespace trivet {
 // softmax runs online over the tiles of a partition, and the partitions are merged in order.
 inline constexpr int64_t kTileKeys = 64;
 inline constexpr int64_t kPartitionKeys = 256;
-inline constexpr int64_t kMaxHeadDim = 512;
 
 struct PagedAttentionParams {
   int64_t num_tokens, num_requests, num_blocks, max_blocks;

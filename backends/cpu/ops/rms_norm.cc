@@ -4,7 +4,6 @@
 #include "rms_norm.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "../dispatch.h"
 #include "rms_norm_kernel.h"
@@ -29,59 +28,35 @@ void for_each_row(ThreadPool& pool, int64_t rows, int64_t n, const F& f) {
   pool.parallel_for(tasks, [&](int64_t task, int) { run(task); });
 }
 
-float eps_attribute(const KernelInfo& info) {
-  const float eps = info.attr_float("eps");
-  if (!std::isfinite(eps) || eps < 0) {
-    throw OpError("attribute 'eps': expected a finite number from 0, got " + std::to_string(eps));
-  }
-  return eps;
-}
-
 }  // namespace
 
 RMSNorm::RMSNorm(const KernelInfo& info, const SessionContext& session) : session(session), eps(eps_attribute(info)) {}
 
 void RMSNorm::compute(KernelContext& ctx) {
-  const Tensor x = ctx.input(0), weight = ctx.input(1);
-  x.check_shape({-1, -1});
-  const int64_t rows = x.shape[0], n = x.shape[1];
-  weight.check_shape({n});
-  const float* in = x.as<float>();
-  const float* w = weight.as<float>();
-  float* y = ctx.output(0, x.shape).mutable_as<float>();
+  const NormInputs in = norm_inputs(ctx);
+  const int64_t n = in.n;
+  float* y = ctx.output(0, {in.rows, n}).mutable_as<float>();
   const RmsNormKernels& kernels = kKernels[session.tier];
-  for_each_row(session.pool, rows, n, [&](int64_t r) { kernels.norm(in + r * n, w, n, eps, y + r * n); });
+  for_each_row(session.pool, in.rows, n, [&](int64_t r) { kernels.norm(in.x + r * n, in.weight, n, eps, y + r * n); });
 }
 
 AddRMSNorm::AddRMSNorm(const KernelInfo& info, const SessionContext& session)
     : session(session), eps(eps_attribute(info)) {}
 
 void AddRMSNorm::compute(KernelContext& ctx) {
-  const Tensor x = ctx.input(0), residual = ctx.input(1), weight = ctx.input(2);
-  x.check_shape({-1, -1});
-  const int64_t rows = x.shape[0], n = x.shape[1];
-  residual.check_shape({rows, n});
-  weight.check_shape({n});
-  const float* post = nullptr;
-  if (ctx.has_input(3)) {
-    const Tensor post_weight = ctx.input(3);
-    post_weight.check_shape({n});
-    post = post_weight.as<float>();
-  }
-  const float* in = x.as<float>();
-  const float* add = residual.as<float>();
-  const float* w = weight.as<float>();
-  float* y = ctx.output(0, x.shape).mutable_as<float>();
-  float* sum = ctx.output(1, x.shape).mutable_as<float>();
+  const NormInputs in = add_norm_inputs(ctx);
+  const int64_t n = in.n;
+  float* y = ctx.output(0, {in.rows, n}).mutable_as<float>();
+  float* sum = ctx.output(1, {in.rows, n}).mutable_as<float>();
   const RmsNormKernels& kernels = kKernels[session.tier];
-  for_each_row(session.pool, rows, n, [&](int64_t r) {
-    const float* term = in + r * n;
-    if (post != nullptr) {
-      kernels.norm(term, post, n, eps, y + r * n);
+  for_each_row(session.pool, in.rows, n, [&](int64_t r) {
+    const float* term = in.x + r * n;
+    if (in.post_weight != nullptr) {
+      kernels.norm(term, in.post_weight, n, eps, y + r * n);
       term = y + r * n;
     }
-    kernels.add(term, add + r * n, n, sum + r * n);
-    kernels.norm(sum + r * n, w, n, eps, y + r * n);
+    kernels.add(term, in.residual + r * n, n, sum + r * n);
+    kernels.norm(sum + r * n, in.weight, n, eps, y + r * n);
   });
 }
 

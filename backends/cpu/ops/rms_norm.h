@@ -1,25 +1,18 @@
 // RMSNorm and AddRMSNorm; see backends/contract/opset.py.
 #pragma once
 
-#include "../../common/ort_op.h"
+#include "../../common/op_rules.h"
 
 namespace trivet {
 
-struct RMSNorm {
-  static constexpr const char* kName = "RMSNorm";
-  static constexpr TensorSpec kInputs[] = {{"x", kFloat}, {"weight", kFloat}};
-  static constexpr TensorSpec kOutputs[] = {{"y", kFloat}};
+struct RMSNorm : RMSNormSpec {
   RMSNorm(const KernelInfo& info, const SessionContext& session);
   void compute(KernelContext& ctx);
   const SessionContext& session;
   float eps;
 };
 
-struct AddRMSNorm {
-  static constexpr const char* kName = "AddRMSNorm";
-  static constexpr TensorSpec kInputs[] = {
-      {"x", kFloat}, {"residual", kFloat}, {"weight", kFloat}, {"post_weight", kFloat, true}};
-  static constexpr TensorSpec kOutputs[] = {{"y", kFloat}, {"residual_out", kFloat}};
+struct AddRMSNorm : AddRMSNormSpec {
   AddRMSNorm(const KernelInfo& info, const SessionContext& session);
   void compute(KernelContext& ctx);
   const SessionContext& session;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../../common/op_messages.h"
+
 namespace trivet {
 namespace {
 
@@ -23,11 +25,7 @@ void rotary_row(int32_t position, const float* inv_freq, int64_t half, float sca
 }  // namespace
 
 RotaryTable::RotaryTable(const KernelInfo& info, const SessionContext& session)
-    : session(session), scale(info.attr_float("scale")) {
-  if (!std::isfinite(scale)) {
-    throw OpError("attribute 'scale': expected a finite number, got " + std::to_string(scale));
-  }
-}
+    : session(session), scale(finite_attribute(info, "scale")) {}
 
 void RotaryTable::compute(KernelContext& ctx) {
   const Tensor positions = ctx.input(0), inv_freq = ctx.input(1);
@@ -37,9 +35,7 @@ void RotaryTable::compute(KernelContext& ctx) {
   const int32_t* position = positions.as<int32_t>();
   const float* frequency = inv_freq.as<float>();
   for (int64_t t = 0; t < rows; ++t) {
-    if (position[t] < 0) {
-      throw OpError("positions[" + std::to_string(t) + "]: expected 0 or more, got " + std::to_string(position[t]));
-    }
+    if (position[t] < 0) throw OpError(messages::negative_position(t, position[t]));
   }
   float* out = ctx.output(0, {rows, 2 * half}).mutable_as<float>();
   const auto row = [&](int64_t t) { rotary_row(position[t], frequency, half, scale, out + t * 2 * half); };

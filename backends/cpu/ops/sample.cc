@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "../../common/op_messages.h"
 #include "../dispatch.h"
 #include "sample_row.h"
 
@@ -13,163 +14,87 @@ namespace {
 
 constexpr TierTable<SampleKernels> kKernels = TRIVET_TIERS(kSample);
 
-enum Input : size_t {
-  kLogits,
-  kFloats,
-  kInts,
-  kHistory,
-  kHistoryLoc,
-  kAllowed,
-  kAllowedLoc,
-  kBanned,
-  kBannedLoc,
-  kBiasIds,
-  kBiasValues,
-  kBiasLoc,
-  kBitmask,
-  kMaxNumLogprobs
-};
-
 constexpr int kRowsSlot = 7;  // of ThreadScratch; sample_row.cc uses the others
-constexpr int64_t kNumFloats = 6, kNumInts = 6;
-constexpr const char* kFloatNames[] = {"temperature",       "top_p",           "min_p", "repetition_penalty",
-                                       "frequency_penalty", "presence_penalty"};
-constexpr const char* kIntNames[] = {"top_k", "seed", "offset", "num_logprobs", "forced_token_id", "num_prompt_tokens"};
 
-std::string in_row(const char* name, int64_t row) { return std::string(name) + " of row " + std::to_string(row); }
-
-template <class T>
-void check_number(bool good, const char* name, int64_t row, const std::string& expected, T got) {
-  if (!good) throw OpError(in_row(name, row) + ": expected " + expected + ", got " + std::to_string(got));
+void check_list(const TokenList& list, int64_t rows, int64_t vocab) {
+  if (list.loc[0] != 0 || list.loc[rows] != list.count) {
+    throw OpError(messages::list_ends(list.loc_name, list.loc[0], list.loc[rows], list.count));
+  }
+  for (int64_t s = 0; s < rows; ++s) {
+    const int32_t begin = list.loc[s], end = list.loc[s + 1];
+    if (end < begin || end > list.count) {
+      throw OpError(messages::list_loc(list.loc_name, s + 1, end, begin, list.count));
+    }
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t id = list.ids[i];
+      if (id < 0 || id >= vocab) throw OpError(messages::list_id(list.name, s, id, vocab));
+    }
+  }
 }
 
-// Token ids of rows, packed: those of row s are [loc[s], loc[s + 1]).
-class TokenLists {
- public:
-  TokenLists(KernelContext& ctx, Input ids, Input loc, int64_t rows, int64_t vocab) {
-    const Tensor id_tensor = ctx.input(ids), loc_tensor = ctx.input(loc);
-    id_tensor.check_shape({-1});
-    loc_tensor.check_shape({rows + 1});
-    ids_ = id_tensor.as<int32_t>();
-    loc_ = loc_tensor.as<int32_t>();
-    const int64_t count = id_tensor.shape[0];
-    if (loc_[0] != 0 || loc_[rows] != count) {
-      throw OpError(std::string(loc_tensor.name) + ": expected 0 first and " + std::to_string(count) + " last, got " +
-                    std::to_string(loc_[0]) + " and " + std::to_string(loc_[rows]));
-    }
-    for (int64_t s = 0; s < rows; ++s) {
-      if (loc_[s + 1] < loc_[s] || loc_[s + 1] > count) {
-        throw OpError(std::string(loc_tensor.name) + "[" + std::to_string(s + 1) + "]: expected " +
-                      std::to_string(loc_[s]) + " to " + std::to_string(count) + ", got " +
-                      std::to_string(loc_[s + 1]));
-      }
-      for (const int32_t id : row(s)) {
-        check_number(id >= 0 && id < vocab, id_tensor.name, s, "an id from 0 to " + std::to_string(vocab - 1), id);
-      }
-    }
-  }
+std::span<const int32_t> ids_of(const TokenList& list, int64_t s) {
+  return {list.ids + list.loc[s], static_cast<size_t>(list.loc[s + 1] - list.loc[s])};
+}
 
-  std::span<const int32_t> row(int64_t s) const { return {ids_ + loc_[s], static_cast<size_t>(loc_[s + 1] - loc_[s])}; }
-  int64_t start(int64_t s) const { return loc_[s]; }
-
- private:
-  const int32_t* ids_;
-  const int32_t* loc_;
-};
+void check_float(bool good, SampleNumber which, int64_t row, float got) {
+  if (!good) throw OpError(messages::sample_float(which, row, got));
+}
 
 void set_floats(SampleRow& row, int64_t s, const float* values) {
-  for (int64_t i = 0; i < kNumFloats; ++i) {
-    check_number(std::isfinite(values[i]), kFloatNames[i], s, "a finite number", values[i]);
+  for (int32_t i = 0; i < kNumSampleFloats; ++i) {
+    check_float(std::isfinite(values[i]), static_cast<SampleNumber>(i), s, values[i]);
   }
-  check_number(values[0] >= 0.0f, kFloatNames[0], s, "0 or more", values[0]);
-  check_number(values[1] > 0.0f && values[1] <= 1.0f, kFloatNames[1], s, "a number in (0, 1]", values[1]);
-  check_number(values[2] >= 0.0f && values[2] <= 1.0f, kFloatNames[2], s, "a number in [0, 1]", values[2]);
-  check_number(values[3] > 0.0f, kFloatNames[3], s, "a number above 0", values[3]);
-  row.temperature = values[0];
-  row.top_p = values[1];
-  row.min_p = values[2];
-  row.repetition_penalty = values[3];
-  row.frequency_penalty = values[4];
-  row.presence_penalty = values[5];
+  row.temperature = values[kTemperature];
+  row.top_p = values[kTopP];
+  row.min_p = values[kMinP];
+  row.repetition_penalty = values[kRepetitionPenalty];
+  row.frequency_penalty = values[kFrequencyPenalty];
+  row.presence_penalty = values[kPresencePenalty];
+  check_float(row.temperature >= 0.0f, kTemperature, s, row.temperature);
+  check_float(row.top_p > 0.0f && row.top_p <= 1.0f, kTopP, s, row.top_p);
+  check_float(row.min_p >= 0.0f && row.min_p <= 1.0f, kMinP, s, row.min_p);
+  check_float(row.repetition_penalty > 0.0f, kRepetitionPenalty, s, row.repetition_penalty);
 }
 
 void set_ints(SampleRow& row, int64_t s, const int64_t* values, int64_t max_num_logprobs,
               std::span<const int32_t> history) {
-  const auto to = [](int64_t low, int64_t high) { return std::to_string(low) + " to " + std::to_string(high); };
-  const int64_t length = static_cast<int64_t>(history.size());
-  check_number(values[0] >= 0, kIntNames[0], s, "0 or more", values[0]);
-  check_number(values[2] >= 0, kIntNames[2], s, "0 or more", values[2]);
-  check_number(values[3] >= -1 && values[3] <= max_num_logprobs, kIntNames[3], s, to(-1, max_num_logprobs), values[3]);
-  check_number(values[4] >= -1 && values[4] < row.vocab, kIntNames[4], s, to(-1, row.vocab - 1), values[4]);
-  check_number(values[5] >= 0 && values[5] <= length, kIntNames[5], s, to(0, length), values[5]);
-  row.top_k = values[0];
-  row.seed = values[1];
-  row.offset = values[2];
-  row.num_logprobs = values[3];
-  row.forced_token_id = values[4];
-  row.prompt = history.first(static_cast<size_t>(values[5]));
-  row.output = history.subspan(static_cast<size_t>(values[5]));
+  const auto check = [&](SampleNumber which, int64_t low, int64_t high) {
+    const int64_t value = values[which - kNumSampleFloats];
+    if (value < low || value > high) throw OpError(messages::sample_int(which, s, value, high));
+    return value;
+  };
+  row.top_k = check(kTopK, 0, INT64_MAX);
+  row.seed = values[kSeed - kNumSampleFloats];
+  row.offset = check(kOffset, 0, INT64_MAX);
+  row.num_logprobs = check(kNumLogprobs, -1, max_num_logprobs);
+  row.forced_token_id = check(kForcedTokenId, -1, row.vocab - 1);
+  const auto prompt = static_cast<size_t>(check(kNumPromptTokens, 0, static_cast<int64_t>(history.size())));
+  row.prompt = history.first(prompt);
+  row.output = history.subspan(prompt);
 }
 
 }  // namespace
 
-const TensorSpec Sample::kInputs[14] = {
-    {"logits", kFloat},
-    {"sampling_floats", kFloat},
-    {"sampling_ints", kInt64},
-    {"token_history", kInt32},
-    {"token_history_loc", kInt32},
-    {"allowed_token_ids", kInt32},
-    {"allowed_token_ids_loc", kInt32},
-    {"banned_token_ids", kInt32},
-    {"banned_token_ids_loc", kInt32},
-    {"bias_token_ids", kInt32},
-    {"bias_values", kFloat},
-    {"bias_loc", kInt32},
-    {"bitmask", kInt32},
-    {"max_num_logprobs", kInt32},
-};
-const TensorSpec Sample::kOutputs[5] = {{"sampled_token_ids", kInt32},
-                                        {"sampled_logprobs", kFloat},
-                                        {"sampled_ranks", kInt32},
-                                        {"top_token_ids", kInt32},
-                                        {"top_logprobs", kFloat}};
-
 void Sample::compute(KernelContext& ctx) {
-  const Tensor logits = ctx.input(kLogits), floats = ctx.input(kFloats), ints = ctx.input(kInts);
-  logits.check_shape({-1, -1});
-  const int64_t rows = logits.shape[0], vocab = logits.shape[1];
-  if (vocab < 1) throw OpError("logits: expected at least one column, got shape " + logits.shape_text());
-  floats.check_shape({rows, kNumFloats});
-  ints.check_shape({rows, kNumInts});
-  const TokenLists history(ctx, kHistory, kHistoryLoc, rows, vocab), allowed(ctx, kAllowed, kAllowedLoc, rows, vocab);
-  const TokenLists banned(ctx, kBanned, kBannedLoc, rows, vocab), bias(ctx, kBiasIds, kBiasLoc, rows, vocab);
-  const Tensor bias_values = ctx.input(kBiasValues), bitmask = ctx.input(kBitmask), limit = ctx.input(kMaxNumLogprobs);
-  bias_values.check_shape({bias.start(rows)});
-  limit.check_shape({});
-  const int64_t most = limit.as<int32_t>()[0];
-  if (most < 0 || most > vocab) {
-    throw OpError("max_num_logprobs: expected 0 to " + std::to_string(vocab) + ", got " + std::to_string(most));
-  }
-  const bool masked = bitmask.size() > 0 || bitmask.shape.size() != 2 || bitmask.shape[0] != 0;
-  const int64_t mask_words = (vocab + 31) / 32;
-  if (masked) bitmask.check_shape({rows, mask_words});
+  const SampleInputs in = sample_inputs(ctx);
+  const int64_t rows = in.rows, vocab = in.vocab, most = in.max_num_logprobs;
+  for (const TokenList* list : {&in.history, &in.allowed, &in.banned, &in.bias}) check_list(*list, rows, vocab);
 
   SampleRow* row = ThreadScratch::get<SampleRow>(kRowsSlot, rows);
   for (int64_t s = 0; s < rows; ++s) {
     row[s] = SampleRow{};
-    row[s].logits = logits.as<float>() + s * vocab;
+    row[s].logits = in.logits + s * vocab;
     row[s].vocab = vocab;
-    set_floats(row[s], s, floats.as<float>() + s * kNumFloats);
-    set_ints(row[s], s, ints.as<int64_t>() + s * kNumInts, most, history.row(s));
-    row[s].allowed = allowed.row(s);
-    row[s].banned = banned.row(s);
-    row[s].bias_ids = bias.row(s);
-    row[s].bias_values = bias_values.as<float>() + bias.start(s);
+    set_floats(row[s], s, in.floats + s * kNumSampleFloats);
+    set_ints(row[s], s, in.ints + s * kNumSampleInts, most, ids_of(in.history, s));
+    row[s].allowed = ids_of(in.allowed, s);
+    row[s].banned = ids_of(in.banned, s);
+    row[s].bias_ids = ids_of(in.bias, s);
+    row[s].bias_values = in.bias_values + in.bias.loc[s];
     for (size_t i = 0; i < row[s].bias_ids.size(); ++i) {
-      check_number(std::isfinite(row[s].bias_values[i]), "bias_values", s, "finite numbers", row[s].bias_values[i]);
+      check_float(std::isfinite(row[s].bias_values[i]), kBiasValue, s, row[s].bias_values[i]);
     }
-    if (masked) row[s].bitmask = reinterpret_cast<const uint32_t*>(bitmask.as<int32_t>()) + s * mask_words;
+    if (in.bitmask != nullptr) row[s].bitmask = in.bitmask + s * in.mask_words;
   }
   int32_t* ids = ctx.output(0, {rows}).mutable_as<int32_t>();
   float* logprobs = ctx.output(1, {rows}).mutable_as<float>();
@@ -186,7 +111,7 @@ void Sample::compute(KernelContext& ctx) {
       logprobs[s] = token.logprob;
       ranks[s] = token.rank;
     } catch (const OpError& error) {
-      throw OpError("row " + std::to_string(s) + ": " + error.what());
+      throw OpError(messages::in_row(s, error.what()));
     }
   });
 }

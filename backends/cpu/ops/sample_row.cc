@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 
+#include "../../common/op_messages.h"
 #include "../../common/ort_op.h"
 
 namespace trivet {
@@ -209,14 +210,14 @@ int32_t choose(const SampleRow& row, HighestLogit raw, const SampleKernels& kern
   if (is_processed(row)) {
     logits = processed_logits(row);
     best = kernels.highest(logits, row.vocab);
-    if (!best.valid) throw OpError("bias and penalties made a logit NaN or infinite");
+    if (!best.valid) throw OpError(messages::kProcessedInvalid);
     if (best.value == kMinusInfinity) {
-      throw OpError("no token is left: allowed_token_ids, banned_token_ids and bitmask exclude every finite logit");
+      throw OpError(messages::kNoTokenLeft);
     }
   }
   if (row.temperature < kGreedyBelow) return static_cast<int32_t>(best.id);
   const float highest = best.value / row.temperature;
-  if (!std::isfinite(highest)) throw OpError("logits divided by the temperature overflow float32");
+  if (!std::isfinite(highest)) throw OpError(messages::kTemperatureOverflow);
   return draw(candidates_of(row, logits, highest, kernels), uniform(row.seed, row.offset));
 }
 

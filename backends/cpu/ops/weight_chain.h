@@ -13,8 +13,6 @@
 
 namespace trivet {
 
-inline constexpr size_t kMaxWeights = 3;  // of one product
-
 struct WeightMatrix {
   const WeightFormat* format;
   const uint8_t* data;  // [n, row_bytes]

@@ -129,31 +129,22 @@ void dequantize_q6_k(const uint8_t* p, int64_t n, float* out) {
   }
 }
 
+constexpr WeightFormat with(Format format, int zero_point, void (*dequantize)(const uint8_t*, int64_t, float*)) {
+  return {kFormatSpecs[static_cast<int>(format)], zero_point, dequantize};
+}
+
 constexpr WeightFormat kFormats[] = {
-    {"f32", Format::kF32, 1, 4, 0, dequantize_f32},         {"f16", Format::kF16, 1, 2, 0, dequantize_f16},
-    {"bf16", Format::kBF16, 1, 2, 0, dequantize_bf16},      {"q4_0", Format::kQ4_0, 32, 18, 8, dequantize_q4_0},
-    {"q4_1", Format::kQ4_1, 32, 20, 0, dequantize_q4_1},    {"q5_0", Format::kQ5_0, 32, 22, 16, dequantize_q5_0},
-    {"q5_1", Format::kQ5_1, 32, 24, 0, dequantize_q5_1},    {"q8_0", Format::kQ8_0, 32, 34, 128, dequantize_q8_0},
-    {"q4_k", Format::kQ4_K, 256, 144, 0, dequantize_q4_k},  {"q5_k", Format::kQ5_K, 256, 176, 0, dequantize_q5_k},
-    {"q6_k", Format::kQ6_K, 256, 210, 32, dequantize_q6_k},
+    // in the order of Format
+    with(Format::kF32, 0, dequantize_f32),    with(Format::kF16, 0, dequantize_f16),
+    with(Format::kBF16, 0, dequantize_bf16),  with(Format::kQ4_0, 8, dequantize_q4_0),
+    with(Format::kQ4_1, 0, dequantize_q4_1),  with(Format::kQ5_0, 16, dequantize_q5_0),
+    with(Format::kQ5_1, 0, dequantize_q5_1),  with(Format::kQ8_0, 128, dequantize_q8_0),
+    with(Format::kQ4_K, 0, dequantize_q4_k),  with(Format::kQ5_K, 0, dequantize_q5_k),
+    with(Format::kQ6_K, 32, dequantize_q6_k),
 };
 
 }  // namespace
 
-const WeightFormat& weight_format(const std::string& name) {
-  std::string known;
-  for (const WeightFormat& format : kFormats) {
-    if (name == format.name) return format;
-    known += (known.empty() ? "" : ", ") + std::string(format.name);
-  }
-  throw OpError("unknown weight format '" + name + "', known: " + known);
-}
-
-void check_row(const WeightFormat& format, int64_t n, const char* what) {
-  if (n < 1 || n % format.block_size != 0) {
-    throw OpError(std::string(what) + ": expected a positive multiple of the " + format.name + " block size " +
-                  std::to_string(format.block_size) + ", got " + std::to_string(n));
-  }
-}
+const WeightFormat& weight_format(Format format) { return kFormats[static_cast<int>(format)]; }
 
 }  // namespace trivet

@@ -1,17 +1,9 @@
 #include "kernels.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace trivet::cuda {
 namespace {
-
-constexpr WeightFormat kFormats[] = {
-    {"f32", Format::kF32, 1, 4},       {"f16", Format::kF16, 1, 2},       {"bf16", Format::kBF16, 1, 2},
-    {"q4_0", Format::kQ4_0, 32, 18},   {"q4_1", Format::kQ4_1, 32, 20},   {"q5_0", Format::kQ5_0, 32, 22},
-    {"q5_1", Format::kQ5_1, 32, 24},   {"q8_0", Format::kQ8_0, 32, 34},   {"q4_k", Format::kQ4_K, 256, 144},
-    {"q5_k", Format::kQ5_K, 256, 176}, {"q6_k", Format::kQ6_K, 256, 210},
-};
 
 constexpr int64_t kMaxGridRows = 65535;  // blockIdx.y and z
 // Up to here the rows of a product are taken as int8 (block formats) or float32. Where warpgroup tensor cores take
@@ -22,31 +14,7 @@ int64_t few_rows(const Launch& launch) { return launch.has_wgmma ? kFewRowsBesid
 
 constexpr int64_t kMaxDequantized = int64_t{128} << 20;  // bytes of scratch for weights in bfloat16
 
-float checked_eps(const KernelInfo& info) {
-  const float eps = info.attr_float("eps");
-  if (!std::isfinite(eps) || eps < 0) {
-    throw OpError("attribute 'eps': expected a finite number from 0, got " + std::to_string(eps));
-  }
-  return eps;
-}
-
 }  // namespace
-
-const WeightFormat& weight_format(std::string_view name) {
-  std::string known;
-  for (const WeightFormat& format : kFormats) {
-    if (name == format.name) return format;
-    known += (known.empty() ? "" : ", ") + std::string(format.name);
-  }
-  throw OpError("unknown weight format '" + std::string(name) + "', known: " + known);
-}
-
-void check_row(const WeightFormat& format, int64_t n, const char* what) {
-  if (n < 1 || n % format.block_size != 0) {
-    throw OpError(std::string(what) + ": expected a positive multiple of the " + format.name + " block size " +
-                  std::to_string(format.block_size) + ", got " + std::to_string(n));
-  }
-}
 
 bool wants_int8(const Session& session, int64_t rows) {
   return session.has_block_formats && session.activation_dtype == ActivationDtype::kInt8 &&
@@ -56,15 +24,10 @@ bool wants_int8(const Session& session, int64_t rows) {
 // --- EmbedTokens, RotaryTable, norms ------------------------------------------------------------------------------
 
 EmbedTokens::EmbedTokens(const KernelInfo& info, Session& session, int32_t node)
-    : session(session),
-      node(node),
-      format(weight_format(info.attr_string("format"))),
-      dim(info.attr_int("dim")),
-      scale(info.attr_float("scale")) {
-  check_row(format, dim, "dim");
-}
+    : session(session), node(node), attributes(embed_attributes(info)) {}
 
 void EmbedTokens::compute(KernelContext& ctx) {
+  const auto& [format, dim, scale] = attributes;
   const Tensor ids = ctx.input(0), weight = ctx.input(1);
   ids.check_shape({-1});
   weight.check_shape({-1, format.row_bytes(dim)});
@@ -78,11 +41,7 @@ void EmbedTokens::compute(KernelContext& ctx) {
 }
 
 RotaryTable::RotaryTable(const KernelInfo& info, Session& session, int32_t node)
-    : session(session), node(node), scale(info.attr_float("scale")) {
-  if (!std::isfinite(scale)) {
-    throw OpError("attribute 'scale': expected a finite number, got " + std::to_string(scale));
-  }
-}
+    : session(session), node(node), scale(finite_attribute(info, "scale")) {}
 
 void RotaryTable::compute(KernelContext& ctx) {
   const Tensor positions = ctx.input(0), inv_freq = ctx.input(1);
@@ -96,7 +55,7 @@ void RotaryTable::compute(KernelContext& ctx) {
         "rotary_table");
 }
 
-RMSNorm::RMSNorm(const KernelInfo& info, Session& session, int32_t) : session(session), eps(checked_eps(info)) {}
+RMSNorm::RMSNorm(const KernelInfo& info, Session& session, int32_t) : session(session), eps(eps_attribute(info)) {}
 
 namespace {
 
@@ -112,46 +71,24 @@ void run_norm(Session& session, NormParams p) {
 }  // namespace
 
 void RMSNorm::compute(KernelContext& ctx) {
-  const Tensor x = ctx.input(0), weight = ctx.input(1);
-  x.check_shape({-1, -1});
-  const int64_t rows = x.shape[0], n = x.shape[1];
-  weight.check_shape({n});
-  float* y = ctx.output(0, x.shape).mutable_as<float>();
-  run_norm(session, {x.as<float>(), nullptr, weight.as<float>(), nullptr, rows, n, eps, y, nullptr, {}});
+  const NormInputs in = norm_inputs(ctx);
+  float* y = ctx.output(0, {in.rows, in.n}).mutable_as<float>();
+  run_norm(session, {in.x, nullptr, in.weight, nullptr, in.rows, in.n, eps, y, nullptr, {}});
 }
 
-AddRMSNorm::AddRMSNorm(const KernelInfo& info, Session& session, int32_t) : session(session), eps(checked_eps(info)) {}
+AddRMSNorm::AddRMSNorm(const KernelInfo& info, Session& session, int32_t)
+    : session(session), eps(eps_attribute(info)) {}
 
 void AddRMSNorm::compute(KernelContext& ctx) {
-  const Tensor x = ctx.input(0), residual = ctx.input(1), weight = ctx.input(2);
-  x.check_shape({-1, -1});
-  const int64_t rows = x.shape[0], n = x.shape[1];
-  residual.check_shape({rows, n});
-  weight.check_shape({n});
-  const float* post = nullptr;
-  if (ctx.has_input(3)) {
-    const Tensor post_weight = ctx.input(3);
-    post_weight.check_shape({n});
-    post = post_weight.as<float>();
-  }
-  float* y = ctx.output(0, x.shape).mutable_as<float>();
-  float* sum = ctx.output(1, x.shape).mutable_as<float>();
-  run_norm(session, {x.as<float>(), residual.as<float>(), weight.as<float>(), post, rows, n, eps, y, sum, {}});
+  const NormInputs in = add_norm_inputs(ctx);
+  float* y = ctx.output(0, {in.rows, in.n}).mutable_as<float>();
+  float* sum = ctx.output(1, {in.rows, in.n}).mutable_as<float>();
+  run_norm(session, {in.x, in.residual, in.weight, in.post_weight, in.rows, in.n, eps, y, sum, {}});
 }
 
 // --- Products -----------------------------------------------------------------------------------------------------
 
 namespace {
-
-constexpr size_t kMaxWeights = 3;
-constexpr size_t kFirstWeight = 2;  // index of w0 among the inputs
-
-Epilogue parse_epilogue(const std::string& name) {
-  if (name == "none") return Epilogue::kNone;
-  if (name == "swiglu") return Epilogue::kSwiglu;
-  if (name == "geglu") return Epilogue::kGeglu;
-  throw OpError("epilogue: expected none, swiglu or geglu, got '" + name + "'");
-}
 
 // Products of the same rows with several weights; what a weight's path needs of the rows is made once.
 class Products {
@@ -262,57 +199,23 @@ class Products {
 }  // namespace
 
 QMatMul::QMatMul(const KernelInfo& info, Session& session, int32_t node)
-    : session(session),
-      node(node),
-      out_features(info.attr_ints("out_features")),
-      in_features(info.attr_int("in_features")),
-      epilogue(parse_epilogue(info.attr_string("epilogue"))) {
-  for (const std::string& name : info.attr_names("formats")) {
-    formats.push_back(&weight_format(name));
-    check_row(*formats.back(), in_features, "in_features");
-    session.has_block_formats |= formats.back()->is_block();
-  }
-  if (formats.empty() || formats.size() > kMaxWeights || formats.size() != out_features.size()) {
-    throw OpError("formats and out_features: expected one entry per weight, 1 to 3, got " +
-                  std::to_string(formats.size()) + " and " + std::to_string(out_features.size()));
-  }
-  for (int64_t n : out_features) {
-    if (n < 1) throw OpError("out_features: expected positive numbers, got " + std::to_string(n));
-  }
-  if (epilogue != Epilogue::kNone && (formats.size() != 2 || out_features[0] != out_features[1])) {
-    throw OpError("epilogue: a gated one needs two weights of the same out_features");
-  }
+    : session(session), node(node), attributes(product_attributes(info)) {
+  for (const WeightFormat* format : attributes.formats) session.has_block_formats |= format->is_block();
 }
 
 void QMatMul::compute(KernelContext& ctx) {
-  const Tensor x = ctx.input(0);
-  x.check_shape({-1, in_features});
+  const auto& [formats, out_features, in_features, epilogue, total] = attributes;
+  const ProductInputs in = product_inputs(ctx, attributes);
+  const int64_t rows = in.rows, columns = attributes.columns();
   Weight weights[kMaxWeights] = {};
-  int64_t total = 0;
-  for (size_t i = 0; i < kMaxWeights; i++) {
-    const bool given = ctx.has_input(kFirstWeight + i);
-    if (given != (i < formats.size())) {
-      throw OpError("w" + std::to_string(i) + ": expected " + std::to_string(formats.size()) +
-                    " weights as in `formats`, this one is " + (given ? "extra" : "absent"));
-    }
-    if (!given) continue;
-    const Tensor w = ctx.input(kFirstWeight + i);
-    w.check_shape({out_features[i], formats[i]->row_bytes(in_features)});
-    weights[i] = {w.as<uint8_t>(), formats[i]->format, out_features[i], formats[i]->row_bytes(in_features)};
-    total += out_features[i];
+  for (size_t i = 0; i < formats.size(); i++) {
+    weights[i] = {in.weights[i], formats[i]->format, out_features[i], formats[i]->row_bytes(in_features)};
   }
-  const float* bias = nullptr;
-  if (ctx.has_input(1)) {
-    const Tensor tensor = ctx.input(1);
-    tensor.check_shape({total});
-    bias = tensor.as<float>();
-  }
-  const int64_t rows = x.shape[0], columns = epilogue == Epilogue::kNone ? total : out_features[0];
   float* y = ctx.output(0, {rows, columns}).mutable_as<float>();
   session.context.overwritten(y);
-  Products products(session, node, {x.as<float>(), rows, in_features, nullptr, rows});
+  Products products(session, node, {in.x, rows, in_features, nullptr, rows});
   if (epilogue != Epilogue::kNone && formats[0] == formats[1] && products.takes_int8(*formats[0])) {
-    return products.run_gated(weights[0], weights[1].data, epilogue, {y, columns, bias, 0.0f});
+    return products.run_gated(weights[0], weights[1].data, epilogue, {y, columns, in.bias, 0.0f});
   }
   float* target = epilogue == Epilogue::kNone ? y : session.context.scratch<float>(Context::kGates, rows * total);
   int64_t column = 0;
@@ -320,7 +223,7 @@ void QMatMul::compute(KernelContext& ctx) {
     int64_t width = out_features[i];
     for (; i + count < formats.size() && formats[i + count] == formats[i]; ++count) width += out_features[i + count];
     products.run(*formats[i], weights + i, static_cast<int>(count),
-                 {target + column, total, bias == nullptr ? nullptr : bias + column, 0.0f});
+                 {target + column, total, in.bias == nullptr ? nullptr : in.bias + column, 0.0f});
     column += width;
   }
   if (epilogue != Epilogue::kNone) {
@@ -329,28 +232,19 @@ void QMatMul::compute(KernelContext& ctx) {
 }
 
 LogitsHead::LogitsHead(const KernelInfo& info, Session& session, int32_t node)
-    : session(session),
-      node(node),
-      format(weight_format(info.attr_string("format"))),
-      in_features(info.attr_int("in_features")),
-      vocab_size(info.attr_int("vocab_size")),
-      soft_cap(info.attr_float("soft_cap")) {
-  check_row(format, in_features, "in_features");
-  if (vocab_size < 1) throw OpError("vocab_size: expected a positive number, got " + std::to_string(vocab_size));
-  if (!(soft_cap >= 0.0f)) throw OpError("soft_cap: expected 0 or more, got " + std::to_string(soft_cap));
-}
+    : session(session), node(node), attributes(head_attributes(info)) {}
 
 void LogitsHead::compute(KernelContext& ctx) {
+  const auto& [format, in_features, vocab_size, soft_cap] = attributes;
   const Tensor x = ctx.input(0), indices = ctx.input(1), weight = ctx.input(2);
   x.check_shape({-1, in_features});
   indices.check_shape({-1});
-  weight.check_shape({vocab_size, format.row_bytes(in_features)});
   const int64_t rows = indices.shape[0];
   float* logits = ctx.output(0, {rows, vocab_size}).mutable_as<float>();
   session.context.overwritten(logits);
   if (rows > 0 && x.shape[0] == 0) throw OpError("logits_indices: x has no rows");
   Products products(session, node, {x.as<float>(), rows, in_features, indices.as<int32_t>(), x.shape[0]});
-  const Weight head{weight.as<uint8_t>(), format.format, vocab_size, weight.shape[1]};
+  const Weight head{head_weight(attributes, weight), format.format, vocab_size, format.row_bytes(in_features)};
   products.run(format, &head, 1, {logits, vocab_size, nullptr, soft_cap});
 }
 

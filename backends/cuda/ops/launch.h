@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "../../common/op_types.h"
+#include "../../common/weight_format.h"
 #include "../device_error.h"
 
 namespace trivet::cuda {
@@ -22,10 +24,6 @@ struct ErrorSink {
   DeviceError* error;  // device memory
   int32_t node;
 };
-
-enum class Format : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K };
-
-enum class Epilogue : int { kNone, kSwiglu, kGeglu };
 
 // Activations as int8 per 32 values: values[row][half][block][16], scales[row][block] = (scale, scale * sum of the
 // block).
