@@ -172,7 +172,12 @@ Tensor KernelContext::output(size_t index, std::span<const int64_t> shape) const
   OrtValue* value = nullptr;
   throw_if(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value),
            outputs_[index].name);
-  return view(api_, value, outputs_[index]);
+  const Tensor tensor = view(api_, value, outputs_[index]);
+  // onnxruntime passes on the null of a provider's allocator that has no memory left.
+  if (tensor.data == nullptr && tensor.size() > 0) {
+    throw OpError(std::string(tensor.name) + ": there is no memory for shape " + tensor.shape_text());
+  }
+  return tensor;
 }
 
 Tensor KernelContext::output(size_t index, std::initializer_list<int64_t> shape) const {

@@ -8,10 +8,21 @@ namespace trivet::cuda {
 CudaError::CudaError(const std::string& what, cudaError_t status)
     : std::runtime_error("CUDA: " + what + ": " + cudaGetErrorString(status)) {}
 
+namespace {
+
+// How much memory the current device has left, where a call failed for want of it.
+std::string memory_left(cudaError_t status) {
+  size_t available = 0, total = 0;
+  if (status != cudaErrorMemoryAllocation || cudaMemGetInfo(&available, &total) != cudaSuccess) return "";
+  return ", " + std::to_string(available) + " of " + std::to_string(total) + " bytes are free";
+}
+
+}  // namespace
+
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // an error that is not sticky must not show up in the next call
-  throw CudaError(what, status);
+  throw CudaError(what + memory_left(status), status);
 }
 
 // --- Arena --------------------------------------------------------------------------------------------------------
@@ -44,15 +55,10 @@ void* Arena::allocate(size_t bytes) {
 
 void Arena::refuse(size_t bytes, cudaError_t status) {
   cudaGetLastError();
-  std::string what = "cannot allocate " + std::to_string(bytes) + " bytes on device " + std::to_string(ordinal_);
-  if (status == cudaErrorMemoryAllocation) {
-    size_t available = 0, total = 0;
-    if (cudaMemGetInfo(&available, &total) == cudaSuccess) {
-      what += ", " + std::to_string(available) + " of its " + std::to_string(total) + " bytes are free";
-    }
-    refusal_ = "CUDA: " + what + ": " + cudaGetErrorString(status);
-  }
-  throw CudaError(what, status);
+  const std::string what = "cannot allocate " + std::to_string(bytes) + " bytes on device " + std::to_string(ordinal_);
+  const CudaError error(what + memory_left(status), status);
+  if (status == cudaErrorMemoryAllocation) refusal_ = error.what();
+  throw error;
 }
 
 std::string Arena::take_refusal() {

@@ -295,6 +295,7 @@ struct Transfer : OrtDataTransferImpl {
     void *source = nullptr, *target = nullptr;
     check_ort(api->GetTensorMutableData(const_cast<OrtValue*>(from), &source));
     check_ort(api->GetTensorMutableData(to, &target));
+    if (target == nullptr) throw std::runtime_error("there is no memory for " + std::to_string(bytes) + " bytes");
     const bool from_device = is_ours(ep_api->Value_GetMemoryDevice(from));
     if (!from_device && is_ours(ep_api->Value_GetMemoryDevice(to))) return upload(target, source, bytes);
     if (from_device) check(cudaDeviceSynchronize(), "a kernel failed");

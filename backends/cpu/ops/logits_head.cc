@@ -35,15 +35,8 @@ void LogitsHead::compute(KernelContext& ctx) {
   float* logits = ctx.output(0, {rows, a.vocab_size}).mutable_as<float>();
   const uint8_t* weight = weight_ != nullptr ? weight_ : head_weight(a, ctx.input(2));
   const WeightMatrix matrix{&weight_format(a.format.format), weight, a.vocab_size};
-  matmul(session_, {gathered,
-                    rows,
-                    a.in_features,
-                    {&matrix, 1},
-                    nullptr,
-                    Epilogue::kNone,
-                    logits,
-                    a.vocab_size,
-                    chain_.next()});
+  matmul(session_,
+         {gathered, rows, a.in_features, {&matrix, 1}, nullptr, Epilogue::kNone, logits, a.vocab_size, chain_.next()});
   if (a.soft_cap > 0.0f) {
     const MatMulKernels& kernels = matmul_kernels(session_.tier);
     const int64_t count = rows * a.vocab_size;
