@@ -204,16 +204,11 @@ void multiply_rows(const TileArgs& args) {
   for (int i = 0; i < MR; i++) _mm512_storeu_ps(args.acc + i * args.acc_stride, sink.acc[i]);
 }
 
-// As kMinPackedRows and more rows are packed, there are at most 3 here.
+// More rows are packed.
+static_assert(kMinPackedRows == 2);
 template <class W>
-void few_rows(const TileArgs& args) {
-  if (args.m == 1) {
-    multiply_rows<W, 1>(args);
-  } else if (args.m == 2) {
-    multiply_rows<W, 2>(args);
-  } else {
-    multiply_rows<W, 3>(args);
-  }
+void one_row(const TileArgs& args) {
+  multiply_rows<W, 1>(args);
 }
 
 }  // namespace
@@ -293,7 +288,7 @@ void convert_bf16(const uint8_t* row, int64_t n, float* out) {
 const MatMulKernels kMatMulAvx512Vnni = {
     .q_bytes = 1,
     .quantize = quantize,
-    .tile = TRIVET_BY_FORMAT(few_rows),
+    .tile = TRIVET_BY_FORMAT(one_row),
     .pack = pack,
     .packed_tiles = TRIVET_BY_FORMAT(packed_tiles),
     .float_tile = float_tile,

@@ -1,7 +1,10 @@
-// Four and more activation rows with AVX-512 VNNI: two tiles of weights, unpacked, times groups of up to kGroupRows
-// packed rows. A broadcast of 4 activations serves both tiles, and everything of a group is one sequential stream; what
-// is left to wait for is the multiplications: 8 dot products and 2 or 3 scalings per row, tile and 32-block.
-// Included by matmul_avx512_vnni.cc.
+// Two and more activation rows with AVX-512 VNNI; included by matmul_avx512_vnni.cc. Rows are packed in groups, so that
+// all of a group is one sequential stream.
+//
+// Many rows: two tiles of weights are unpacked, some blocks at a time, and multiplied with group after group; a
+// broadcast of 4 activations serves both tiles. What is left to wait for is the multiplications themselves: per row,
+// tile and 32-block 8 dot products and 2 scalings, 3 with minima. Few rows: each group is multiplied with what is
+// unpacked straight from the registers, so the core does both at once.
 
 namespace trivet {
 namespace {
@@ -13,10 +16,13 @@ struct Scaling {
   static constexpr bool kHalves = kHasHalves;
 };
 
-constexpr int64_t kFewBlocks = 4;
-
 template <class S>
 constexpr int64_t kPackedBytes = packed_block_bytes(S::kHalves);
+
+// 32-blocks that are unpacked at a time for so few groups that unpacking takes a large part of the time: they and the
+// bytes they come from should stay in the first-level cache.
+constexpr int64_t kFewGroups = 4;
+constexpr int64_t kFewBlocks = 8;
 
 // Keeps the compiler from loading a broadcast anew for every use.
 TRIVET_INLINE __m512i broadcast(const void* p) {
@@ -95,21 +101,81 @@ void multiply_group(const Panel* panels, int count, const uint8_t* x, const floa
 }
 
 template <class S>
-constexpr decltype(&multiply_group<S, 1>) kMultiplyGroup[kGroupRows] = {multiply_group<S, 1>, multiply_group<S, 2>,
-                                                                        multiply_group<S, 3>, multiply_group<S, 4>,
-                                                                        multiply_group<S, 5>, multiply_group<S, 6>};
+constexpr decltype(&multiply_group<S, 1>) kMultiplyGroup[kGroupRows] = {
+    multiply_group<S, 1>, multiply_group<S, 2>, multiply_group<S, 3>, multiply_group<S, 4>,
+    multiply_group<S, 5>, multiply_group<S, 6>, multiply_group<S, 7>, multiply_group<S, 8>};
+
+TileArgs tile_args(const PackedTileArgs& args, int t) {
+  const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
+  return {weight, args.row_bytes, args.num_blocks, {}, 0, nullptr, 0, nullptr};
+}
+
+// Multiplies one group of MR packed rows with what is unpacked, straight from the registers.
+template <class W, int MR>
+struct DirectSink {
+  using S = Scaling<W::kMin, W::kHalves>;
+  const uint8_t* x;
+  __m512 acc[MR];
+  __m512i dot[8][2][MR];  // by 32-block and half
+
+  TRIVET_INLINE void group(int block, int g, V v) {
+    const int half = W::kHalves ? g / 4 : 0;
+    const uint8_t* q = x + block * MR * kPackedBytes<S>;
+    const uint8_t* correction = q + MR * (kBlock + 4) + half * 4 * MR;
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++) {
+      __m512i& sums = dot[block][half][i];
+      if (g == half * 4) sums = W::kMin ? _mm512_setzero_si512() : _mm512_set1_epi32(load_dword(correction + 4 * i));
+      sums = _mm512_dpbusd_epi32(sums, v.v, _mm512_set1_epi32(load_dword(q + i * kBlock + 4 * g)));
+    }
+  }
+
+  TRIVET_INLINE void scales(int block, const Scales& scales) {
+    const uint8_t* d = x + block * MR * kPackedBytes<S> + MR * kBlock;
+    const auto value = [&](int64_t i) { return _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(d + 4 * i))); };
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++) {
+#pragma GCC unroll 2
+      for (int h = 0; h < (W::kHalves ? 2 : 1); h++) {
+        const __m512 factor = _mm512_mul_ps(scales.d[h].v, value(i));
+        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[block][h][i])));
+      }
+      if constexpr (W::kMin) acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(scales.minimum.v, value(MR + i)));
+    }
+  }
+
+  TRIVET_INLINE void advance(int count) { x += count * MR * kPackedBytes<S>; }
+};
+
+template <class W, int MR>
+void multiply_directly(const PackedTileArgs& args) {
+  for (int t = 0; t < 2; t++) {
+    Rows rows(tile_args(args, t));
+    DirectSink<W, MR> sink;
+    sink.x = args.x;
+    for (auto& acc : sink.acc) acc = _mm512_setzero_ps();
+    unpack_blocks<W>(rows, args.num_blocks, sink);
+    for (int i = 0; i < MR; i++) _mm512_storeu_ps(args.y.tile[t] + i * args.y.stride, sink.acc[i]);
+  }
+}
+
+template <class W>
+constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kGroupRows] = {
+    multiply_directly<W, 1>, multiply_directly<W, 2>, multiply_directly<W, 3>, multiply_directly<W, 4>,
+    multiply_directly<W, 5>, multiply_directly<W, 6>, multiply_directly<W, 7>, multiply_directly<W, 8>};
+
+// Of one group. Halves have up to 16 sums per row under way, more than registers hold.
+template <class W>
+constexpr int64_t kDirectRows = W::kHalves ? 3 : kGroupRows;
 
 template <class W>
 void packed_tiles(const PackedTileArgs& args) {
+  if (args.groups.rows <= kDirectRows<W>) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
   using S = Scaling<W::kMin, W::kHalves>;
-  const auto tile_rows = [&](int t) {
-    const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
-    return Rows(TileArgs{weight, args.row_bytes, args.num_blocks, {}, 0, nullptr, 0, nullptr});
-  };
-  Rows rows[2] = {tile_rows(0), tile_rows(1)};
+  Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
   const int64_t first_row = args.groups.start(args.first_group);
   const int64_t most =
-      panel_blocks<W>(args.num_blocks, args.last_group - args.first_group > 4 ? kPanelBlocks : kFewBlocks);
+      panel_blocks<W>(args.num_blocks, args.last_group - args.first_group > kFewGroups ? kPanelBlocks : kFewBlocks);
   for (int64_t first = 0; first < args.num_blocks; first += most) {
     const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
     for (int t = 0; t < 2; t++) {

@@ -15,8 +15,8 @@ namespace trivet {
 inline constexpr int kTileRows = 16;
 inline constexpr int kBlock = 32;        // elements that share an activation scale
 inline constexpr int kPanelBlocks = 20;  // most 32-blocks that are unpacked at a time
-inline constexpr int kGroupRows = 6;     // most rows of a group of packed activations
-inline constexpr int kMinPackedRows = 4;
+inline constexpr int kGroupRows = 8;     // most rows of a group of packed activations
+inline constexpr int kMinPackedRows = 2;
 inline constexpr int kNumFormats = 11;
 
 // 16 weight rows x 32 elements, unsigned integers as stored plus scales, of kPanelBlocks blocks:
@@ -55,7 +55,9 @@ struct RowGroups {
   int64_t count;
 
   RowGroups(int64_t m, int64_t groups) : rows(m), count(groups) {}
-  explicit RowGroups(int64_t m) : RowGroups(m, (m + kGroupRows - 1) / kGroupRows) {}
+  explicit RowGroups(int64_t m) : RowGroups(m, (m + most(m) - 1) / most(m)) {}
+  // One group of few rows; else what fits registers together with two tiles.
+  static constexpr int64_t most(int64_t m) { return m <= kGroupRows ? kGroupRows : 6; }
   int64_t start(int64_t group) const { return group * rows / count; }
 };
 

@@ -341,7 +341,7 @@ struct PanelSink {
 // others.
 template <class W>
 int64_t panel_blocks(int64_t num_blocks, int64_t limit) {
-  const int64_t most = (limit < W::kBlocks ? W::kBlocks : limit) / W::kBlocks * W::kBlocks;
+  const int64_t most = limit / W::kBlocks * W::kBlocks;
   const int64_t panels = (num_blocks + most - 1) / most;
   return ((num_blocks + panels - 1) / panels + W::kBlocks - 1) / W::kBlocks * W::kBlocks;
 }
