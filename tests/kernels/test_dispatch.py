@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,40 @@ def test_num_threads_counts_physical_cores_of_the_affinity_mask() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=child_env())
     assert done.stdout.strip() == "1"
+
+
+@pytest.fixture
+def cpu_group() -> Iterator[Path]:
+    """A control group of its own, of whichever version holds the cpu controller here."""
+    version_1 = Path("/sys/fs/cgroup/cpu")
+    group = (version_1 if version_1.is_dir() else Path("/sys/fs/cgroup")) / f"trivet-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control groups can be made here: {error}")
+    try:
+        if not any((group / name).exists() for name in ("cpu.cfs_quota_us", "cpu.max")):
+            pytest.skip("the control group has no cpu controller")
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.parametrize("cores", [0.5, 1.5, 1000])
+def test_num_threads_stays_within_the_cpu_quota_of_the_control_group(cpu_group: Path, cores: float) -> None:
+    unlimited = int(describe(None)["num_threads"])
+    if unlimited == 1:
+        pytest.skip("one core is all there is")
+    if (cpu_group / "cpu.max").exists():
+        (cpu_group / "cpu.max").write_text(f"{int(cores * 100_000)} 100000")
+    else:
+        (cpu_group / "cpu.cfs_quota_us").write_text(str(int(cores * 100_000)))
+    program = (
+        f"import os; open({str(cpu_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
+        "from trivet.backends.library import probe_cpu; print(probe_cpu()['num_threads'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=child_env())
+    assert int(done.stdout) == max(1, min(int(cores), unlimited))
 
 
 def child_env(**extra: str) -> dict[str, str]:
