@@ -9,8 +9,9 @@ namespace {
 using trivet::AttentionState;
 using trivet::KvDtype;
 
-constexpr int kTileRows = 4;         // rows of a register tile
-constexpr int64_t kRowsInPlace = 8;  // that convert a tile's elements on the way sooner than they copy it first
+constexpr int kTileRows = 4;  // rows of a register tile
+// Rows that convert a tile's elements on the way sooner than they copy it first.
+constexpr int64_t kRowsInPlace = Vec::kLoadsHalf ? 64 : 8;
 constexpr float kMinusInfinity = -HUGE_VALF;
 
 // --- Step 3: scores, softmax, values for the rows of an item ------------------------------------------------------

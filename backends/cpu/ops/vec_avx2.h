@@ -11,6 +11,7 @@ namespace {
 struct Vec {
   static constexpr int kWidth = 8;
   static constexpr int kBlock = 2;
+  static constexpr bool kLoadsHalf = true;
   __m256 v;
 
   static Vec set(float x) { return {_mm256_set1_ps(x)}; }

@@ -11,6 +11,7 @@ namespace {
 struct Vec {
   static constexpr int kWidth = 16;
   static constexpr int kBlock = 4;
+  static constexpr bool kLoadsHalf = true;
   __m512 v;
 
   static Vec set(float x) { return {_mm512_set1_ps(x)}; }

@@ -11,6 +11,7 @@ namespace {
 struct Vec {
   static constexpr int kWidth = 4;
   static constexpr int kBlock = 4;
+  static constexpr bool kLoadsHalf = true;
   float32x4_t v;
 
   static Vec set(float x) { return {vdupq_n_f32(x)}; }

@@ -68,7 +68,8 @@ inline void from_float(float x, Half* out) {
 
 struct Vec {
   static constexpr int kWidth = 1;
-  static constexpr int kBlock = 4;  // vectors per row of a register tile
+  static constexpr int kBlock = 4;           // vectors per row of a register tile
+  static constexpr bool kLoadsHalf = false;  // a load of Half is one instruction
   float v;
 
   static Vec set(float x) { return {x}; }

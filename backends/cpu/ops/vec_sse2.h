@@ -11,6 +11,7 @@ namespace {
 struct Vec {
   static constexpr int kWidth = 4;
   static constexpr int kBlock = 2;
+  static constexpr bool kLoadsHalf = false;
   __m128 v;
 
   static Vec set(float x) { return {_mm_set1_ps(x)}; }
