@@ -150,11 +150,23 @@ def test_of_two_reports_the_later_cell_stays(bench: ModuleType) -> None:
 def test_memory_is_watched_while_it_is_used(bench: ModuleType) -> None:
     """The peak is seen although the memory is given back before the end."""
     fresh = importlib.import_module("fresh")
-    code = "x = b'1' * 100_000_000; import time; time.sleep(1); del x; input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        with fresh.MemoryWatch(process.pid) as watch:
-            time.sleep(1.5)
-        process.communicate(b"\n", timeout=60)
+    code = "x = b'1' * 100_000_000; print('full', flush=True); input(); del x; print('empty', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        with fresh.MemoryWatch(child.pid) as watch:
+            assert child.stdout.readline() == "full\n"
+            deadline = time.monotonic() + 60
+            while watch.most["anonymous"] < 100_000_000 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "empty\n"
+        status = Path(f"/proc/{child.pid}/status").read_text()
+        child.communicate("\n", timeout=60)
+    now = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+    assert now < 50_000_000
     assert 100_000_000 < watch.most["anonymous"] <= watch.most["peak_rss"] < 200_000_000
 
 
