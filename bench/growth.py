@@ -177,7 +177,10 @@ def plot(report: Mapping[str, Any], path: Path) -> None:
         _panel(
             row[0], decode_times(model), "threads", "ms per token", f"{model['model']}: decode at context {_CONTEXT}"
         )
+        row[0].set_ylim(bottom=0)
         _panel(row[1], prefill_times(model), "tokens of the prompt", "s", f"{model['model']}: prefill")
+        row[1].set_yscale("log", base=2)
+        row[1].yaxis.set_major_formatter("{x:g}")
     figure.suptitle(f"{report['machine']['cpu']}, {report['date'][:10]}", fontsize=9)
     figure.savefig(path)
     pyplot.close(figure)
@@ -188,9 +191,7 @@ def _panel(axis: Any, series: Mapping[str, Mapping[int, float]], x_label: str, y
         axis.plot(list(points), list(points.values()), marker="o", markersize=3, label=engine)
     ticks = sorted({x for points in series.values() for x in points})
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.yaxis.set_major_formatter("{x:g}")
     axis.set(xlabel=x_label, ylabel=y_label)
     axis.set_title(title, fontsize=9)
     axis.grid(alpha=0.3)
