@@ -112,6 +112,7 @@ def _run(args: argparse.Namespace) -> int:
         work = args.work or Path(temporary)
         with tarfile.open(args.folder / _ARCHIVE) as archive:
             archive.extractall(work)
+        _environment(work / "llama-cpp", work / "wheels", *_LLAMA_CPP_NEEDS)
         python = _environment(work / "trivet", work / "wheels")
         code = "import sys; sys.path.insert(0, sys.argv[1]); import many_core; many_core.measure(*sys.argv[2:])"
         left = 60 * args.minutes - (time.monotonic() - started)
@@ -184,7 +185,7 @@ def _build_llama_cpp(work: Path) -> Path:
     import llama_cpp_build
 
     started = time.monotonic()
-    python = _environment(work / "llama-cpp", work / "wheels", *_LLAMA_CPP_NEEDS)
+    python = work / "llama-cpp" / "bin" / "python"
     log = work / "llama-cpp.log"
 
     def run(command: list[str | Path]) -> None:
