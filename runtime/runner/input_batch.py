@@ -91,11 +91,12 @@ class InputBatch:
         self.max_blocks = -(-max_model_len // block_size)
         self.states: dict[str, _RequestState] = {}
         self.input_ids = np.zeros(max_num_batched_tokens, np.int32)
+        self.positions = np.zeros(max_num_batched_tokens, np.int32)
+        self.slot_mapping = np.zeros(max_num_batched_tokens, np.int32)
         self.block_table = np.zeros(max_num_seqs * self.max_blocks, np.int32)
         self.query_start_loc = np.zeros(max_num_seqs + 1, np.int32)
-        self.first_position = np.zeros(max_num_seqs, np.int32)
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
-        self.arange = np.arange(max(max_num_batched_tokens, max_num_seqs), dtype=np.int32)
+        self.arange = np.arange(max_model_len, dtype=np.int32)
         self.lists = {name: _Growable(dtype) for name, dtype in ROW_LISTS.items()}
         self._reserve_rows(max_num_seqs)
         self.bitmask = np.zeros((0, 0), np.int32)
@@ -123,11 +124,18 @@ class InputBatch:
             block_table[index] = state.block_row[:width]
             first, count = scheduled.num_computed_tokens, scheduled.num_scheduled_tokens
             self.input_ids[end : end + count] = scheduled.request.token_ids_np[first : first + count]
-            self.first_position[index] = first
+            self._place_tokens(state, end, first, count)
             self.seq_lens[index] = first + count
             end += count
             self.query_start_loc[index + 1] = end
-        arrays = self._token_arrays(num_requests, end, block_table)
+        arrays: dict[str, NDArray[Any]] = {
+            "input_ids": self.input_ids[:end],
+            "positions": self.positions[:end],
+            "slot_mapping": self.slot_mapping[:end],
+            "block_table": block_table,
+            "query_start_loc": self.query_start_loc[: num_requests + 1],
+            "seq_lens": self.seq_lens[:num_requests],
+        }
         errors: dict[str, str] = {}
         rows = self._sample_rows(output.scheduled, errors)
         arrays.update(self._row_arrays(rows))
@@ -142,21 +150,20 @@ class InputBatch:
             state = self.states[request_id] = _RequestState(scheduled, self.max_blocks, self.vocab_size)
         return state
 
-    def _token_arrays(self, num_requests: int, num_tokens: int, block_table: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        starts = self.query_start_loc[:num_requests]
-        counts = np.diff(self.query_start_loc[: num_requests + 1])
-        request_of_token = np.repeat(self.arange[:num_requests], counts)
-        first_position = self.first_position[:num_requests]
-        positions = self.arange[:num_tokens] + (first_position - starts)[request_of_token]
+    def _place_tokens(self, state: _RequestState, start: int, first: int, count: int) -> None:
+        """Positions and KV slots of the tokens [start, start + count) of the step: a request's from `first` on.
+
+        One token, the usual case, takes plain integers: between two steps NumPy's code is no longer in the caches.
+        """
+        if count == 1:
+            block, offset = divmod(first, self.block_size)
+            self.positions[start] = first
+            self.slot_mapping[start] = state.block_row[block] * self.block_size + offset
+            return
+        positions = self.arange[first : first + count]
         blocks, offsets = np.divmod(positions, np.int32(self.block_size))
-        return {
-            "input_ids": self.input_ids[:num_tokens],
-            "positions": positions,
-            "slot_mapping": block_table[request_of_token, blocks] * np.int32(self.block_size) + offsets,
-            "block_table": block_table,
-            "query_start_loc": self.query_start_loc[: num_requests + 1],
-            "seq_lens": self.seq_lens[:num_requests],
-        }
+        self.positions[start : start + count] = positions
+        self.slot_mapping[start : start + count] = state.block_row[blocks] * np.int32(self.block_size) + offsets
 
     def _sample_rows(self, scheduled_requests: list[ScheduledRequest], errors: dict[str, str]) -> list[SampleRow]:
         """Fill the per-row buffers: prompt positions whose logprobs are wanted, and rows that sample.
