@@ -18,9 +18,9 @@ Array = NDArray[Any]
 
 K = 64
 TIER = available_tiers()[-1]
-QKV = {"formats": "q4_0,q8_0,q4_0", "in_features": K, "out_features": [80, 17, 17], "epilogue": "none"}
-GATED = {"formats": "q4_1,q4_1", "in_features": K, "out_features": [K, K], "epilogue": "swiglu"}
-HEAD = {"format": "q8_0", "in_features": K, "vocab_size": 500, "soft_cap": 0.0}
+QKV: dict[str, Any] = {"formats": "q4_0,q8_0,q4_0", "in_features": K, "out_features": [80, 17, 17], "epilogue": "none"}
+GATED: dict[str, Any] = {"formats": "q4_1,q4_1", "in_features": K, "out_features": [K, K], "epilogue": "swiglu"}
+HEAD: dict[str, Any] = {"format": "q8_0", "in_features": K, "vocab_size": 500, "soft_cap": 0.0}
 
 
 def weights(seed: int) -> dict[str, Array]:
