@@ -22,8 +22,6 @@ ProgressCallback = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    package_dir: Path
-    manifest: Manifest
     session: ModelSession  # its KV cache is allocated
     config: EngineConfig  # resolved: max_model_len, KV cache plan
 
@@ -47,9 +45,8 @@ def resolve_package(
     return path, manifest
 
 
-def load_model(config: EngineConfig, *, progress: ProgressCallback | None = None) -> LoadedModel:
-    """Open the model of `config` and allocate its KV cache. The caller closes the session."""
-    package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
+def load_model(config: EngineConfig, package_dir: Path, manifest: Manifest) -> LoadedModel:
+    """Open the package that `resolve_package` found and allocate its KV cache. The caller closes the session."""
     from ..backends.errors import BackendError, DeviceMemoryError
     from ..backends.session import ModelSession
 
@@ -85,7 +82,7 @@ def load_model(config: EngineConfig, *, progress: ProgressCallback | None = None
     except BaseException:
         session.close()
         raise
-    return LoadedModel(package_dir, manifest, session, config)
+    return LoadedModel(session, config)
 
 
 def _is_package(path: Path) -> bool:

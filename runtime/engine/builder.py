@@ -6,12 +6,13 @@ import json
 import random
 import secrets
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..config import ConfigError
-from ..model_loader import ProgressCallback, load_model
+from ..model_loader import ProgressCallback, load_model, resolve_package
 from ..runner.input_batch import InputBatch
 from ..runner.model_runner import ModelRunner
 from ..sampling_params import SamplingParams
@@ -56,12 +57,12 @@ class EngineParts:
 
 def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> EngineParts:
     """Load the model and wire scheduler and runner. `core.close()` frees everything."""
-    from ..tokenizer import Tokenizer
-
-    loaded = load_model(config, progress=progress)
+    package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
+    with ThreadPoolExecutor(max_workers=1) as beside:  # reading a vocabulary takes as long as opening the session
+        tokenizer_loading = beside.submit(_load_tokenizer, package_dir, manifest)
+        loaded = load_model(config, package_dir, manifest)
     try:
-        config, manifest = loaded.config, loaded.manifest
-        tokenizer = Tokenizer.from_package(loaded.package_dir, manifest)
+        config, tokenizer = loaded.config, tokenizer_loading.result()
         generation_defaults = _generation_defaults(config.model_config, manifest)
         block_size, vocab_size = config.cache_config.block_size, manifest.architecture.vocab_size
         scheduler_config = config.scheduler_config
@@ -91,6 +92,12 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
         loaded.session.close()
         raise
     return EngineParts(config, manifest, tokenizer, core, input_processor, generation_defaults)
+
+
+def _load_tokenizer(package_dir: Path, manifest: Manifest) -> Tokenizer:
+    from ..tokenizer import Tokenizer
+
+    return Tokenizer.from_package(package_dir, manifest)
 
 
 def _seed_source(config: EngineConfig) -> Callable[[], int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -19,6 +18,8 @@ from ..outputs import FinishReason
 from ..scheduler.output import EngineCoreOutput, EngineCoreOutputs
 
 if TYPE_CHECKING:
+    import asyncio
+
     from .core import EngineCore, EngineStats
     from .messages import EngineCoreRequest
 
