@@ -15,12 +15,12 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cells import FRESH_CELLS, Cell, Shape, all_cells
+from cells import FRESH_CELLS, Shape, all_cells
 from engines import EngineError, EngineSpec, own_engine, parse_peer, running
 from fresh import FreshOptions, measure_commands, measure_memory, measure_start
 from limits import LimitsError, describe, measure_limits
@@ -45,23 +45,28 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_engine_flags(parser)
     names = [*FRESH_CELLS, *(cell.name for cell in all_cells(Shape()))]
     parser.add_argument("--cells", default=",".join(names), help="default: all, %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of every engine and cell (default: 3)")
+    parser.add_argument("--rounds", type=positive, default=3, help="runs of every engine and cell (default: 3)")
     parser.add_argument("--context", type=int, default=4096, help="start, memory: tokens of context (default: 4096)")
     parser.add_argument(
         "--fill", type=int, help="memory: prompt before the peak is read (default: the context less 64)"
     )
-    parser.add_argument("--prefix-requests", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--prefix-tokens", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("--prefix-requests", type=positive, default=16, help="default: %(default)s")
+    parser.add_argument("--prefix-tokens", type=positive, default=1000, help="default: %(default)s")
     parser.add_argument("--output", type=Path, help="default: bench-DATE.json")
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.cells.split(",")) - set(names)):
         parser.error(f"unknown cell {unknown[0]!r}; the cells are {', '.join(names)}")
     args.fill = args.context - 64 if args.fill is None else args.fill
-    if args.rounds < 1 or args.threads < 1:
-        parser.error("--rounds and --threads must be 1 or more")
     if not 1 <= args.fill < args.context:
         parser.error(f"--fill is {args.fill}; expected from 1 to less than --context {args.context}")
     return args
+
+
+def positive(text: str) -> int:
+    """A flag's value, 1 or more."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +83,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--peer-model", action="append", default=[], metavar="NAME:MODEL=PATH",
         help="what a peer loads instead of the GGUF file with the stem MODEL (default: setup_peers.py's export)",
     )  # fmt: skip
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all cores")
     parser.add_argument("--allow-noise", action="store_true", help="run on a busy machine, and mark what it spoils")
 
 
@@ -102,11 +107,20 @@ def find_engines(peers: Sequence[str]) -> list[EngineSpec]:
     return specs
 
 
-def load_path(spec: EngineSpec, gguf: Path, chosen: dict[tuple[str, str], Path]) -> Path | None:
-    """What an engine loads for a GGUF file; None where it reads no GGUF and there is no export."""
-    if (path := chosen.get((spec.name, gguf.stem))) is not None:
-        return path
-    return gguf if spec.reads_gguf else default_cache().peer_model(spec.name, gguf.stem)
+def find_loads(
+    specs: Sequence[EngineSpec], gguf: Path, chosen: dict[tuple[str, str], Path]
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """What each engine loads for a GGUF file, by name; and why the others are not measured."""
+    found, missing = {}, {}
+    for spec in specs:
+        path = chosen.get((spec.name, gguf.stem))
+        if path is None:
+            path = gguf if spec.reads_gguf else default_cache().peer_model(spec.name, gguf.stem)
+        if path is None:
+            missing[spec.name] = "no export of this model; bench/setup_peers.py makes it"
+        else:
+            found[spec.name] = path
+    return found, missing
 
 
 def parse_peer_model(text: str) -> tuple[tuple[str, str], Path]:
@@ -146,87 +160,75 @@ def _compare(args: argparse.Namespace) -> int:
     noise = refuse_noise(allowed=args.allow_noise)
     limits = measure_limits(args.threads)
     print("\n".join(describe(limits)), file=sys.stderr)
-    shape = Shape(prefix=args.prefix_tokens, prefix_requests=args.prefix_requests)
-    cells = [cell for cell in all_cells(shape) if cell.name in args.cells.split(",")]
     report = new_report(args, noise, limits)
     if "start" in args.cells.split(","):
         report["commands"] = measure_commands(args.rounds)
         for name, values in report["commands"].items():
             print(f"{name:<20}{1e3 * values['median']:.0f} ms", flush=True)
-    output = args.output or Path(f"bench-{datetime.now():%Y%m%d-%H%M%S}.json")
+    comparison = _Comparison(args, report)
     for path in paths:
         started = time.monotonic()
-        result: dict[str, Any] = {"model": path.name, "bytes": path.stat().st_size, "engines": {}, "cells": {}}
-        report["models"].append(result)
-        loads = {spec.name: load_path(spec, path, chosen) for spec in specs}
-        result["not_measured"] = {
-            name: "no export of this model; bench/setup_peers.py makes it"
-            for name, load in loads.items()
-            if load is None
-        }
-        found = {name: load for name, load in loads.items() if load is not None}
-        present = [spec for spec in specs if spec.name in found]
-
-        def save() -> None:
-            """After every cell: a run that is stopped keeps what it has."""
-            report["load_average_after"] = load_average()
-            output.write_text(json.dumps(report, indent=1) + "\n")
-
-        _measure_model(result, present, found, cells, limits, args, save)
+        comparison.measure(specs, path, chosen)
         print(f"{path.name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    print(f"written to {output}", file=sys.stderr)
+    print(f"written to {comparison.output}", file=sys.stderr)
     return 0
 
 
-def _measure_model(
-    result: dict[str, Any],
-    specs: Sequence[EngineSpec],
-    paths: dict[str, Path],
-    cells: Sequence[Cell],
-    limits: dict[str, Any],
-    args: argparse.Namespace,
-    save: Callable[[], None],
-) -> None:
-    """Fill in the model's `engines` and `cells`."""
-    print_heading(result["model"], [spec.name for spec in specs])
-    for name, reason in result["not_measured"].items():
-        print(f"{'':<14}  {name}: {reason}", flush=True)
-    wanted = args.cells.split(",")
-    options = FreshOptions(args.rounds, args.threads, args.context, args.fill)
-    if "start" in wanted:
-        result["cells"]["start"] = measure_start(specs, paths, options)
-        print_start(result["cells"]["start"])
-        save()
-    if "memory" in wanted:
-        result["cells"]["memory"] = measure_memory(specs, paths, options)
-        print_memory(result["cells"]["memory"], result["bytes"])
-        save()
-    if cells:
-        _measure_cells(result, specs, paths, cells, limits[limit_key(limits, args.threads)], args, save)
+class _Comparison:
+    """Measures one model after the other, and writes the report after every cell: a run that is stopped keeps them."""
+
+    def __init__(self, args: argparse.Namespace, report: dict[str, Any]) -> None:
+        self.output: Path = args.output or Path(f"bench-{datetime.now():%Y%m%d-%H%M%S}.json")
+        self._args, self._report = args, report
+        self._wanted = args.cells.split(",")
+        shape = Shape(prefix=args.prefix_tokens, prefix_requests=args.prefix_requests)
+        self._cells = [cell for cell in all_cells(shape) if cell.name in self._wanted]
+
+    def measure(self, specs: Sequence[EngineSpec], gguf: Path, chosen: dict[tuple[str, str], Path]) -> None:
+        """Every wanted cell of one model."""
+        paths, missing = find_loads(specs, gguf, chosen)
+        present = [spec for spec in specs if spec.name in paths]
+        result: dict[str, Any] = {"model": gguf.name, "bytes": gguf.stat().st_size, "engines": {}, "cells": {}}
+        result["not_measured"] = missing
+        self._report["models"].append(result)
+        print_heading(result["model"], [spec.name for spec in present])
+        for name, reason in missing.items():
+            print(f"{'':<14}  {name}: {reason}", flush=True)
+        args = self._args
+        options = FreshOptions(args.rounds, args.threads, args.context, args.fill)
+        if "start" in self._wanted:
+            result["cells"]["start"] = measure_start(present, paths, options)
+            print_start(result["cells"]["start"])
+            self._save()
+        if "memory" in self._wanted:
+            result["cells"]["memory"] = measure_memory(present, paths, options)
+            print_memory(result["cells"]["memory"], result["bytes"])
+            self._save()
+        if self._cells:
+            self._measure_cells(result, present, paths)
+
+    def _measure_cells(self, result: dict[str, Any], specs: Sequence[EngineSpec], paths: dict[str, Path]) -> None:
+        """The cells of engines that keep running."""
+        args = self._args
+        limits = limits_of(self._report["limits"], args.threads)
+        context = max(cell.context() for cell in self._cells)
+        with running(specs, paths, threads=args.threads, context=context) as (engines, loaded):
+            result["engines"] = loaded
+            for cell in self._cells:
+                runs = measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise)
+                result["cells"][cell.name] = cell_result(cell, runs, cost_of(loaded["trivet"]), limits)
+                print_cell(cell.name, result["cells"][cell.name])
+                self._save()
+
+    def _save(self) -> None:
+        self._report["load_average_after"] = load_average()
+        self.output.write_text(json.dumps(self._report, indent=1) + "\n")
 
 
-def _measure_cells(
-    result: dict[str, Any],
-    specs: Sequence[EngineSpec],
-    paths: dict[str, Path],
-    cells: Sequence[Cell],
-    limits: dict[str, Any],
-    args: argparse.Namespace,
-    save: Callable[[], None],
-) -> None:
-    context = max(cell.context() for cell in cells)
-    with running(specs, paths, threads=args.threads, context=context) as (engines, loaded):
-        result["engines"] = loaded
-        for cell in cells:
-            runs = measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise)
-            result["cells"][cell.name] = cell_result(cell, runs, cost_of(loaded["trivet"]), limits)
-            print_cell(cell.name, result["cells"][cell.name])
-            save()
-
-
-def limit_key(limits: dict[str, Any], threads: int) -> str:
+def limits_of(limits: dict[str, Any], threads: int) -> dict[str, Any]:
     """The limits of as many threads, or of all cores when there are more threads than that."""
-    return str(threads) if str(threads) in limits else max(limits, key=int)
+    found: dict[str, Any] = limits[str(threads) if str(threads) in limits else max(limits, key=int)]
+    return found
 
 
 if __name__ == "__main__":

@@ -110,8 +110,10 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
     kv_bytes = 0
     for spec in specs:
         with tempfile.TemporaryDirectory(prefix="trivet-bench-") as folder:
-            engine = EngineProcess(spec, log=Path(folder) / "log")
+            engine: EngineProcess | None = None
             try:
+                _start(spec, paths[spec.name], options)  # makes what only a first load makes: trivet's package
+                engine = EngineProcess(spec, log=Path(folder) / "log")
                 with MemoryWatch(engine.pid) as watch:
                     loaded = engine.ask(
                         "load", model=str(paths[spec.name]), threads=options.threads, context=options.context
@@ -124,7 +126,8 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
                 engines[spec.name] = {"unsupported": str(error)}
                 continue
             finally:
-                engine.close()
+                if engine is not None:
+                    engine.close()
         if spec.name == "trivet":
             cost = cost_of(loaded)
             kv_bytes = cost["kv_elements_per_token"] * KV_BYTES[cost["kv_cache_dtype"]] * options.context

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from cells import Cell
-from compare import add_engine_flags, find_engines, find_models, load_path, new_report, parse_peer_model
+from compare import (
+    add_engine_flags,
+    find_engines,
+    find_loads,
+    find_models,
+    limits_of,
+    new_report,
+    parse_peer_model,
+    positive,
+)
 from engines import EngineError, EngineSpec, running
 from limits import LimitsError, measure_limits
 from measure import cell_result, cost_of, measure_cell, refuse_noise
@@ -45,16 +54,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     counts = thread_counts(len(os.sched_getaffinity(0)))
     parser.add_argument("--thread-counts", type=_numbers, default=counts, help=f"default: {_list(counts)}")
     parser.add_argument("--lengths", type=_numbers, default=_LENGTHS, help=f"default: {_list(_LENGTHS)}")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of every engine and point (default: 3)")
+    parser.add_argument("--rounds", type=positive, default=3, help="runs of every engine and point (default: 3)")
     parser.add_argument("--output", type=Path, help="default: growth-DATE.json")
     return parser.parse_args(arguments)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    numbers = tuple(sorted({int(part) for part in text.split(",") if part}))
-    if any(number < 1 for number in numbers):
-        raise ValueError
-    return numbers
+    return tuple(sorted({positive(part) for part in text.split(",")}))
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -75,24 +81,27 @@ def _grow(args: argparse.Namespace) -> int:
     specs = find_engines(args.peer)
     chosen = dict(parse_peer_model(text) for text in args.peer_model)
     paths = find_models(args.model)
-    limits = measure_limits()
-    report = new_report(args, refuse_noise(allowed=args.allow_noise), limits)
+    noise = refuse_noise(allowed=args.allow_noise)
+    limits = measure_limits(args.threads, counts=args.thread_counts)
+    report = new_report(args, noise, limits)
     output = args.output or Path(f"growth-{datetime.now():%Y%m%d-%H%M%S}.json")
     for path in paths:
-        loads = {spec.name: load_path(spec, path, chosen) for spec in specs}
-        found = {name: load for name, load in loads.items() if load is not None}
+        print(f"\n{path.name}: tokens per second", flush=True)
+        found, missing = find_loads(specs, path, chosen)
+        for name, reason in missing.items():
+            print(f"{name}: {reason}", flush=True)
         present = [spec for spec in specs if spec.name in found]
-        report["models"].append(_grow_model(path.name, present, found, limits[max(limits, key=int)], args))
+        result = _grow_model(present, found, limits, args)
+        report["models"].append({"model": path.name, "not_measured": missing, **result})
         output.write_text(json.dumps(report, indent=1) + "\n")
     print(f"written to {output}", file=sys.stderr)
     return 0
 
 
 def _grow_model(
-    name: str, specs: Sequence[EngineSpec], paths: Mapping[str, Path], limits: dict[str, Any], args: argparse.Namespace
+    specs: Sequence[EngineSpec], paths: Mapping[str, Path], limits: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """{"decode": {threads: cell}, "prefill": {length: cell}} with the cells of compare.py."""
-    print(f"\n{name}: tokens per second", flush=True)
+    """{"decode": {threads: cell}, "prefill": {length: cell}} with the cells of compare.py, and "efficiency"."""
     decode: dict[str, Any] = {}
     cell = Cell(f"decode-{_CONTEXT}", "decode", {"context": _CONTEXT, "tokens": _TOKENS}, seeded=False)
     for threads in args.thread_counts:
@@ -103,7 +112,7 @@ def _grow_model(
     prefill = {str(length): result for length, result in zip(args.lengths, measured, strict=True)}
     for length, result in prefill.items():
         _print(f"prefill, {length} tokens", result)
-    return {"model": name, "decode": decode, "prefill": prefill, "efficiency": parallel_efficiency(decode)}
+    return {"decode": decode, "prefill": prefill, "efficiency": parallel_efficiency(decode)}
 
 
 def _measure(
@@ -116,11 +125,9 @@ def _measure(
 ) -> list[dict[str, Any]]:
     context = max(cell.context() for cell in cells)
     with running(specs, paths, threads=threads, context=context) as (engines, loaded):
-        cost = cost_of(loaded["trivet"])
+        cost, own = cost_of(loaded["trivet"]), limits_of(limits, threads)
         return [
-            cell_result(
-                cell, measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise), cost, limits
-            )
+            cell_result(cell, measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise), cost, own)
             for cell in cells
         ]
 

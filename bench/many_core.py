@@ -152,7 +152,7 @@ class Budget:
 
 
 def measure(work_text: str, output_text: str, seconds_text: str) -> None:
-    """Build llama.cpp, write the models, and measure thread counts from the most to one."""
+    """Build llama.cpp, write the models, and measure what _plan says until the time is over."""
     from compare import new_report
     from engines import EngineSpec, own_engine
     from growth import parallel_efficiency, thread_counts

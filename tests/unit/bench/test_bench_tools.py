@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -58,6 +59,28 @@ def test_parallel_efficiency_is_bounded_by_the_bandwidth(load: Any) -> None:
         "trivet": {"1": 1.0, "2": pytest.approx(0.9), "4": pytest.approx(0.9)},  # 45 of 50, not of 80
         "peer": {"1": 1.0, "4": pytest.approx(0.5)},
     }
+
+
+def test_growth_is_set_beside_the_limits_of_as_many_threads(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    growth, measure = load("growth"), load("measure")
+    cost = {"weight_bytes_per_token": 1e9, "kv_elements_per_token": 0, "body_macs_per_token": 1e9}
+    settings = {"cost": cost | {"head_macs_per_token": 0}, "kv_cache_dtype": "float16"}
+    running: Any = contextlib.nullcontext(([], {"trivet": {"settings": settings}}))
+    runs = {"trivet": measure.Runs(rates=[5.0], noises=[0.0], answers=[{}])}
+    monkeypatch.setattr(growth, "running", lambda *arguments, **settings: running)
+    monkeypatch.setattr(growth, "measure_cell", lambda *arguments, **settings: runs)
+    limits = {n: {"read_gbps": {"median": 10.0 * int(n)}, "int8_gops": {"median": 20.0 * int(n)}} for n in "12"}
+    args = growth._parse(["--model", "m", "--thread-counts", "1,2", "--lengths", "128", "--threads", "1"])
+    result = growth._grow_model([], {}, limits, args)
+    assert [result["decode"][n]["limit"]["tokens_per_second"] for n in "12"] == [10.0, 20.0]
+    assert result["prefill"]["128"]["limit"]["tokens_per_second"] == 10.0
+
+
+@pytest.mark.parametrize("flag", ["--rounds", "--thread-counts", "--lengths"])
+def test_growth_refuses_what_is_no_number(load: Any, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("growth").main(["--model", "m", flag, "0"])
+    assert f"argument {flag}: '0': expected a whole number, 1 or more" in capsys.readouterr().err
 
 
 def test_times_that_are_plotted(load: Any) -> None:

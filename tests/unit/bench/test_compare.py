@@ -196,6 +196,7 @@ def run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["--peer", "llama-cpp"], "run `python bench/setup_peers.py --peer llama-cpp` once"),
         (["--fill", "4096"], "--fill is 4096; expected from 1 to less than --context 4096"),
         (["--cells", "decode-1"], "unknown cell 'decode-1'"),
+        (["--rounds", "0"], "argument --rounds: '0': expected a whole number, 1 or more"),
         (["--peer-model", "openvino:m=/nowhere"], "with an existing path"),
         ([], "m.gguf: no such file"),
     ],
@@ -212,6 +213,23 @@ def test_an_interpreter_without_the_package_is_refused(bench: ModuleType) -> Non
         pytest.skip("openvino_genai is installed here")
     with pytest.raises(bench.EngineError, match="has no package openvino_genai; install it there"):
         spec.check()
+
+
+def test_what_an_engine_loads(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GGUF file, what --peer-model names, or the export that setup_peers.py made; else there is a reason."""
+    monkeypatch.setenv("TRIVET_BENCH_CACHE", str(tmp_path))
+    specs = [bench.EngineSpec(name, "python") for name in ("trivet", "llama-cpp", "openvino", "onnxruntime-genai")]
+    gguf, chosen = Path("qwen3-0.6b-random-q8_0.gguf"), {("llama-cpp", "qwen3-0.6b-random-q8_0"): tmp_path / "other"}
+    export = tmp_path / "models" / "openvino" / "qwen3-0.6b"
+    export.mkdir(parents=True)
+    found, missing = bench.find_loads(specs, gguf, chosen)
+    assert found == {"trivet": gguf, "llama-cpp": tmp_path / "other", "openvino": export}
+    assert missing == {"onnxruntime-genai": "no export of this model; bench/setup_peers.py makes it"}
+
+
+def test_limits_are_those_of_as_many_threads(bench: ModuleType) -> None:
+    limits = {"1": {"of": 1}, "4": {"of": 4}, "16": {"of": 16}}
+    assert [bench.limits_of(limits, threads)["of"] for threads in (1, 4, 16, 32)] == [1, 4, 16, 16]
 
 
 def test_a_busy_machine_is_refused_unless_allowed(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
