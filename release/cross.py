@@ -163,8 +163,12 @@ def _details(build: CrossBuild, library: Path) -> dict[str, Any]:
 def _verdicts(emulation: Emulation, cpu: str, program: Path) -> dict[str, str]:
     """Tier -> what check_tiers says about it on an emulated CPU; what differs is behind its line."""
     command = [emulation.program, "-cpu", cpu, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    verdicts = dict(line.split(": ", 1) for line in done.stdout.splitlines() if not line.startswith(" "))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise GateError(f"check_tiers did not end within {error.timeout:.0f} s on {cpu}") from error
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    verdicts = {tier: verdict for tier, _, verdict in (line.partition(": ") for line in lines)}
     if done.returncode not in (0, 1) or not verdicts:
         raise GateError(f"check_tiers ended with status {done.returncode} on {cpu}: {done.stderr.strip()[-300:]}")
     return verdicts

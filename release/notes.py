@@ -39,7 +39,7 @@ def render(template: str, folder: Path, version: str, public_key: Path, evidence
                 name = archive_name(version, artifact_id, entry.archive_format)
                 manifests[artifact_id] = read_manifest(folder / str(name), public_key)
             return _figure(manifests[artifact_id], words, evidence)
-        except (ReleaseError, KeyError, ValueError) as error:
+        except (ReleaseError, OSError, KeyError, ValueError) as error:
             problems.append(f"{match[0]}: {error}")
             return match[0]
 

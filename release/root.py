@@ -50,10 +50,9 @@ shift
 [ "${TRIVET_ROOT_WRITABLE-}" ] || mount -o remount,ro,bind "$root"
 exec chroot "$root" "$@"
 """
-
-
 # The network settings of the user that a build inherits.
-_NETWORK_SETTINGS = ("PIP_INDEX_URL", "PIP_CERT", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "https_proxy", "no_proxy")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+_NETWORK_SETTINGS = ("PIP_INDEX_URL", "PIP_CERT", *_PROXIES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_up_bundle import ARTIFACT, EPOCH, ROOT, SOURCE
 
-from release import provenance
+from release import performance, provenance
 from release.archive import sha256_file
 from release.errors import GateError
 from release.evidence import GATES, GateResult, judge
@@ -109,6 +109,8 @@ def test_a_throughput_needs_its_report(archive: Path, keys: Keys, measured: Path
     assert written(template, archive, keys, measured) == "120.0 tokens/s, 1.20"
     with pytest.raises(GateError, match="needs --evidence"):
         written(template, archive, keys)
+    with pytest.raises(GateError, match=r"No such file or directory: .*competitor\.json"):
+        written(template, archive, keys, archive.parent)
     with pytest.raises(GateError, match="nothere"):
         written(f"{{{{{ARTIFACT} speed tiny.gguf nothere}}}}", archive, keys, measured)
     report = json.loads((measured / "competitor.json").read_text())
@@ -141,6 +143,32 @@ def test_a_report_that_is_no_comparison() -> None:
     ):
         (found,) = report_problems(report)
         assert complaint in found
+
+
+@pytest.mark.parametrize(
+    ("program", "state", "reason"),
+    [
+        (f"open(sys.argv[-1], 'w').write({json.dumps(bench_report())!r})", "passed", ""),
+        (f"open(sys.argv[-1], 'w').write({json.dumps(bench_report(ratios={}))!r})", "failed", "beside no peer"),
+        ("sys.exit(3)", "failed", "bench/compare.py ended with status 3"),
+        ("import time; time.sleep(60)", "failed", "did not end within"),
+    ],
+    ids=["compared", "alone", "broken", "endless"],
+)
+def test_a_comparison_that_fails_replaces_one_that_passed(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, state: str, reason: str
+) -> None:
+    bench, evidence = tmp_path / "checkout" / "bench", tmp_path / "evidence"
+    bench.mkdir(parents=True)
+    evidence.mkdir()
+    (bench / "compare.py").write_text(f"import sys; {program}")
+    (evidence / "competitor.json").write_bytes(competitor(bench_report(), sha256_file(archive)).report())
+    monkeypatch.setattr(performance, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(performance, "read_source", lambda: SOURCE)
+    monkeypatch.setattr(performance, "_BENCH_SECONDS", 2.0)
+    assert performance.measure(archive, evidence, ["--model", "m"]).state == state
+    report = json.loads((evidence / "competitor.json").read_text())
+    assert report["state"] == state and reason in report["reason"]
 
 
 def test_a_measurement_belongs_to_a_commit() -> None:
