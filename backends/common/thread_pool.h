@@ -32,16 +32,16 @@ class ThreadPool {
     run(n, 1, call_of<F>(), const_cast<void*>(static_cast<const void*>(&f)), nullptr);
   }
 
-  // Of n tasks in num_shares runs of neighbours: where run i begins.
+  // Of n tasks in num_shares runs of neighbours: where run i begins. Here and everywhere n is below 2^32.
   static int64_t share_begin(int64_t n, int i, int num_shares) { return n * i / num_shares; }
 
   // The same as parallel_for, but every thread begins with a share of its own, a run of neighbouring tasks, and takes
   // it in order; a thread that is done takes tasks from the end of another's share. For tasks that each stream a part
   // of memory.
   //
-  // `idle` is for workers that then wait for the next region: each calls step(thread, num_threads) of a copy of its own
-  // until that returns false or a region opens. A copy outlives the caller, so it may own nothing and dereference
-  // nothing.
+  // `idle` is for workers that wait for a region afterwards: each calls step(thread, num_threads) of a copy of its own
+  // until that returns false; regions without idle work only interrupt it, one with some replaces it. A copy outlives
+  // the caller, so it may own nothing and dereference nothing.
   template <class F, class Idle>
   void parallel_shares(int64_t n, F&& f, const Idle& idle) {
     static_assert(std::is_trivially_copyable_v<Idle> && sizeof(Idle) <= kIdleBytes);
