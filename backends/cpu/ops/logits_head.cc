@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "../../common/op_messages.h"
+#include "matmul_activations.h"
 
 namespace trivet {
 namespace {
 
-constexpr int kSlotRows = 7;  // of ThreadScratch; matmul.cc uses the low ones
 constexpr int64_t kCapRun = 4096;
 
 }  // namespace
@@ -27,7 +27,7 @@ void LogitsHead::compute(KernelContext& ctx) {
   indices.check_shape({-1});
   const int64_t rows = indices.shape[0];
   const int32_t* index = indices.as<int32_t>();
-  float* gathered = ThreadScratch::get<float>(kSlotRows, rows * a.in_features);
+  float* gathered = ThreadScratch::get<float>(kSlotOfCaller, rows * a.in_features);
   for (int64_t s = 0; s < rows; s++) {
     if (index[s] < 0 || index[s] >= x.shape[0]) throw OpError(messages::logits_index(s, index[s], x.shape[0]));
     std::copy_n(x.as<float>() + index[s] * a.in_features, a.in_features, gathered + s * a.in_features);

@@ -10,7 +10,17 @@ namespace trivet {
 
 // Slots of ThreadScratch. A caller's slots are read by its workers; from kSlotGroup on they belong to the thread that
 // runs a task.
-enum Slot { kSlotQuantized, kSlotPadded, kSlotGroup, kSlotTileAcc, kSlotPartial, kSlotTileWeights, kSlotPanel };
+enum Slot {
+  kSlotQuantized,
+  kSlotPadded,
+  kSlotGroup,
+  kSlotTileAcc,
+  kSlotPartial,
+  kSlotTileWeights,
+  kSlotPanel,
+  kSlotOfCaller,  // free for who calls matmul()
+};
+static_assert(kSlotOfCaller < ThreadScratch::kSlots);
 
 // Quantised activations as formats with one zero point (and halves, or not) take them: row by row or packed.
 struct QuantizedForm {

@@ -48,22 +48,18 @@ inline int load_dword(const void* p) {
   return value;
 }
 
-}  // namespace
-}  // namespace trivet
-
-namespace trivet {
-namespace {
-
 struct Rows;
 inline V load_dwords(Rows& rows, int64_t offset);
 inline F load_halves(Rows& rows, int64_t offset);
 inline void load_dword_pairs(Rows& rows, int64_t offset, V out[2]);
 inline void load_transposed(Rows& rows, int64_t offset, V out[4]);
+
 }  // namespace
 }  // namespace trivet
 
 #include "matmul_glu.inl"
 #include "matmul_tile.inl"
+
 namespace trivet {
 namespace {
 
@@ -142,41 +138,35 @@ TRIVET_INLINE void load_transposed(Rows& rows, int64_t offset, V out[4]) {
   out[3].v = _mm512_unpackhi_epi64(t1, t3);
 }
 
-// Multiplies MR activation rows with what is unpacked, straight from the registers.
-template <class W, int MR>
-struct MultiplySink {
+// Multiplies the only activation row with what is unpacked, straight from the registers.
+template <class W>
+struct RowSink {
   const int8_t* q;
   const float* d;
   const float* sum;
   const int32_t* correction;
-  int64_t k;
-  int64_t blocks;
-  __m512 acc[MR];
-  __m512i dot[8][2][MR];  // by 32-block and half
+  __m512 acc = _mm512_setzero_ps();
+  __m512i dot[8][2];  // by 32-block and half
+
+  explicit RowSink(const QuantizedRows& x)
+      : q(static_cast<const int8_t*>(x.q)), d(x.d), sum(x.sum), correction(x.correction) {}
 
   TRIVET_INLINE void group(int block, int g, V v) {
     const int which = W::kHalves ? g / 4 : 0;
     const bool opens = W::kHalves ? g % 4 == 0 : g == 0;
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; i++) {
-      __m512i& sums = dot[block][which][i];
-      if (opens) sums = _mm512_set1_epi32(correction[2 * (i * blocks + block) + which]);
-      sums = _mm512_dpbusd_epi32(sums, v.v, _mm512_set1_epi32(load_dword(q + i * k + block * kBlock + 4 * g)));
-    }
+    __m512i& sums = dot[block][which];
+    if (opens) sums = _mm512_set1_epi32(correction[2 * block + which]);
+    sums = _mm512_dpbusd_epi32(sums, v.v, _mm512_set1_epi32(load_dword(q + block * kBlock + 4 * g)));
   }
 
   TRIVET_INLINE void scales(int block, const Scales& scales) {
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 2
-      for (int h = 0; h < (W::kHalves ? 2 : 1); h++) {
-        const __m512 factor = _mm512_mul_ps(scales.d[h].v, _mm512_set1_ps(d[i * blocks + block]));
-        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[block][h][i])));
-      }
-      if constexpr (W::kMin) {
-        const __m512 x = _mm512_set1_ps(sum[i * blocks + block]);
-        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(scales.minimum.v, x));
-      }
+    for (int h = 0; h < (W::kHalves ? 2 : 1); h++) {
+      const __m512 factor = _mm512_mul_ps(scales.d[h].v, _mm512_set1_ps(d[block]));
+      acc = _mm512_add_ps(acc, _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[block][h])));
+    }
+    if constexpr (W::kMin) {
+      acc = _mm512_add_ps(acc, _mm512_mul_ps(scales.minimum.v, _mm512_set1_ps(sum[block])));
     }
   }
 
@@ -188,27 +178,14 @@ struct MultiplySink {
   }
 };
 
-// All activation rows of the tile, MR of them.
-template <class W, int MR>
-void multiply_rows(const TileArgs& args) {
-  MultiplySink<W, MR> sink;
-  sink.q = static_cast<const int8_t*>(args.x.q);
-  sink.d = args.x.d;
-  sink.sum = args.x.sum;
-  sink.correction = args.x.correction;
-  sink.k = args.num_blocks * kBlock;
-  sink.blocks = args.num_blocks;
-  for (auto& acc : sink.acc) acc = _mm512_setzero_ps();
-  Rows rows(args);
-  unpack_blocks<W>(rows, args.num_blocks, sink);
-  for (int i = 0; i < MR; i++) _mm512_storeu_ps(args.acc + i * args.acc_stride, sink.acc[i]);
-}
-
 // More rows are packed.
 static_assert(kMinPackedRows == 2);
 template <class W>
 void one_row(const TileArgs& args) {
-  multiply_rows<W, 1>(args);
+  RowSink<W> sink(args.x);
+  Rows rows(args);
+  unpack_blocks<W>(rows, args.num_blocks, sink);
+  _mm512_storeu_ps(args.acc, sink.acc);
 }
 
 }  // namespace

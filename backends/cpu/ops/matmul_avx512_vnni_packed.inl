@@ -199,8 +199,7 @@ void packed_tiles(const PackedTileArgs& args) {
   }
 }
 
-// Per 32-block: q[rows][32], d[rows]; then for a zero point of 0 sum[rows], else what corrects for it:
-// correction[rows], or with halves correction[2][rows].
+// In the order of packed_block_bytes().
 void pack(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
           uint8_t* out) {
   const auto* q = static_cast<const uint8_t*>(x.q);
@@ -221,7 +220,7 @@ void pack(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blo
         if (halves) corrections[rows + i] = -zero_point * sums[2 * at + 1];
       }
     }
-    out += rows * (halves ? 12 : 8);
+    out += rows * (packed_block_bytes(halves) - kBlock);
   }
 }
 

@@ -4,8 +4,8 @@
 // Everything happens on the bytes of 16 rows at once: `V` holds one dword per row, so a shift or mask serves 16 rows x
 // 4 elements, and a format is only a recipe of loads, shifts and masks. The including file defines, in its anonymous
 // namespace: V (16 dwords) with operators & | ^, shl, shr, sra; splat; F (16 floats) with mul, neg; to_float;
-// half_to_float16; load_halves, load_dword_pairs, load_transposed, store, spread_bits; kUnroll, the unrolling of loops
-// over parts of a block; and where tile<W> is used product<W>, which multiplies a panel.
+// half_to_float16; load_dwords, load_halves, load_dword_pairs, load_transposed, store, spread_bits; kUnroll, the
+// unrolling of loops over parts of a block; and where tile<W> is used product<W>, which multiplies a panel.
 
 #define TRIVET_INLINE [[gnu::always_inline]] inline
 
