@@ -49,16 +49,17 @@ struct TileArgs {
   Panel* panel;  // scratch
 };
 
-// Rows of activations in groups of nearly equal size, for tiers that multiply a group at a time.
+// Rows of activations in groups of nearly equal size, for tiers that multiply a group at a time. Always inlined: no
+// other file may be linked with what a tier's instructions made of it.
 struct RowGroups {
   int64_t rows;
   int64_t count;
 
-  RowGroups(int64_t m, int64_t groups) : rows(m), count(groups) {}
-  explicit RowGroups(int64_t m) : RowGroups(m, (m + most(m) - 1) / most(m)) {}
+  [[gnu::always_inline]] RowGroups(int64_t m, int64_t groups) : rows(m), count(groups) {}
+  [[gnu::always_inline]] explicit RowGroups(int64_t m) : RowGroups(m, (m + most(m) - 1) / most(m)) {}
   // One group of few rows; else what fits registers together with two tiles.
-  static constexpr int64_t most(int64_t m) { return m <= kGroupRows ? kGroupRows : 6; }
-  int64_t start(int64_t group) const { return group * rows / count; }
+  [[gnu::always_inline]] static constexpr int64_t most(int64_t m) { return m <= kGroupRows ? kGroupRows : 6; }
+  [[gnu::always_inline]] int64_t start(int64_t group) const { return group * rows / count; }
 };
 
 // Bytes of a row's 32-block in packed activations. A group is packed by itself; per 32-block of its r rows:
@@ -66,7 +67,7 @@ struct RowGroups {
 //   int8 q[r][32]
 //   float d[r]
 //   float sum[r], with a zero point of 0; else int32 correction[r], or correction[2][r] with halves
-constexpr int64_t packed_block_bytes(bool halves) { return kBlock + 4 + (halves ? 8 : 4); }
+[[gnu::always_inline]] constexpr int64_t packed_block_bytes(bool halves) { return kBlock + 4 + (halves ? 8 : 4); }
 
 // Results of 32 weight rows: those of rows 16 t ... 16 t + 15 are at tile[t], one activation row every `stride` floats.
 struct Sums {

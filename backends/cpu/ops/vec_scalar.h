@@ -1,4 +1,4 @@
-// One-lane vector: the reference implementation of the interface that vec_sse2.h, vec_avx2.h and vec_avx512.h offer.
+// One-lane vector: the reference implementation of the interface that the other vec_*.h offer.
 // Everything is in an unnamed namespace so that no code compiled for one instruction set can be linked into another.
 #pragma once
 

@@ -26,7 +26,7 @@ struct WeightTiles {
     int64_t tile_bytes;
     int64_t tiles;
   };
-  Run runs[kMaxWeights];
+  Run runs[kMaxWeights] = {};
   int count = 0;  // 0: unknown
   bool gated = false;
 
