@@ -76,7 +76,7 @@ def default_cache() -> PeerCache:
 
 def fetched_models() -> Path:
     """The folder that the tests keep published models in."""
-    return Path(os.environ.get("TRIVET_TEST_MODELS") or _user_cache() / "trivet-tests" / "models")
+    return Path(os.environ.get("TRIVET_TEST_MODELS") or Path.home() / ".cache" / "trivet-tests" / "models")
 
 
 def oracle_python() -> Path:

@@ -35,6 +35,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SHAPES = {"1B": [(2048, 8192), (8192, 2048)], "8B": [(4096, 14336), (14336, 4096), (4096, 4096)]}  # (k, n)
 REPEATS = 20
 COPY_BYTES = 1 << 30
+STEPS = ("tests", "models", "sanitizer", "speed")
 
 
 def pytest_step(
@@ -199,19 +200,29 @@ def sanitizer_step(log: Path | None) -> dict[str, Any]:
             tool_log = log and log.with_name(f"{tool}-{Path(file).stem}.log")
             one = pytest_step(["-x", "-k", names, file], prefix, tool_log, {"TRIVET_KERNEL_TIERS": "cuda"})
             result["ok"] = result["ok"] and one["ok"]
-            outcome = "ok" if one["ok"] else "FAILED"
-            result["tail"] += [f"{tool} {file}: {outcome}, {one['seconds']:.0f} s", *([] if one["ok"] else one["tail"])]
+            result["tail"] += [
+                f"{tool} {file}: {outcome(one)}, {one['seconds']:.0f} s",
+                *([] if one["ok"] else one["tail"]),
+            ]
     return result
+
+
+def outcome(result: dict[str, Any]) -> str:
+    if "skipped" in result:
+        return f"NOT RUN, {result['skipped']}"
+    return "ok" if result["ok"] else "FAILED"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write all figures to this file; logs go beside it")
-    parser.add_argument("--steps", default="tests,models,sanitizer,speed")
+    parser.add_argument("--steps", default=",".join(STEPS), help="default: all, %(default)s")
     parser.add_argument("--models", help="GGUF files, separated by commas (default: those of the test cache)")
     parser.add_argument("--formats", default="q4_k,q8_0,q6_k,bf16")
     parser.add_argument("--rows", default="1,4,16,64,2048", help="rows of x, of the products of the step speed")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.steps.split(",") if name not in STEPS]:
+        parser.error(f"--steps: unknown step {unknown[0]!r}; known: {', '.join(STEPS)}")
     facts = describe_cuda()
     print(json.dumps(facts, indent=1))
     if facts["error"]:
@@ -226,12 +237,9 @@ def main() -> int:
             results[name] = models_step(given)
         elif name == "sanitizer":
             results[name] = sanitizer_step(logs and logs / "sanitizer.log")
-        elif name == "speed":
-            results[name] = speed_step(arguments.formats.split(","), [int(m) for m in arguments.rows.split(",")])
         else:
-            parser.error(f"--steps: unknown step {name!r}; known: tests, models, sanitizer, speed")
-        outcome = "ok" if results[name]["ok"] else "FAILED"
-        print(f"{name}: {outcome}", *results[name].get("tail", []), sep="\n  ", flush=True)
+            results[name] = speed_step(arguments.formats.split(","), [int(m) for m in arguments.rows.split(",")])
+        print(f"{name}: {outcome(results[name])}", *results[name].get("tail", []), sep="\n  ", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
     return 0 if all(r["ok"] for n, r in results.items() if n != "device") else 1
