@@ -110,10 +110,14 @@ class KVCacheManager:
         if len(table.blocks) * self.block_size != request.num_computed_tokens:
             return 0
         hits = self._cached_blocks(request, len(table.blocks))
+        self._take_hits(table, hits)
+        return len(hits) * self.block_size
+
+    def _take_hits(self, table: _Table, hits: list[KVCacheBlock]) -> None:
+        """Append cached blocks to a table whose blocks are all cached."""
         self.block_pool.touch(hits)
         table.extend(hits)
         table.num_cached_blocks += len(hits)
-        return len(hits) * self.block_size
 
     def allocate_slots(
         self,
@@ -159,9 +163,7 @@ class KVCacheManager:
 
         if table is None:
             table = self._tables[request.request_id] = _Table()
-            self.block_pool.touch(hits)
-            table.extend(hits)
-            table.num_cached_blocks = len(hits)
+            self._take_hits(table, hits)
         new_blocks = self.block_pool.get_new_blocks(num_new_blocks) if num_new_blocks else []
         table.extend(new_blocks)
         if self.enable_caching:
