@@ -133,6 +133,7 @@ def elf_problems(tree: Path, manifest: Mapping[str, Any]) -> list[str]:
         floor = max_version(file.versions, "GLIBC")
         if floor and target["libc_floor"] and version_key(floor) > version_key(target["libc_floor"]):
             out.append(f"needs GLIBC_{floor}, the manifest says {target['libc_floor']}: {name}")
+    out += _runtime_problems(tree, files)
     facts = describe_target(tree)
     for field in ("libc_floor", "libstdcxx"):
         if getattr(facts, field) != target[field]:
@@ -140,6 +141,18 @@ def elf_problems(tree: Path, manifest: Mapping[str, Any]) -> list[str]:
     if list(facts.host_libraries) != target["host_libraries"]:
         out.append(f"target.host_libraries is {target['host_libraries']}, the files need {list(facts.host_libraries)}")
     return out
+
+
+def _runtime_problems(tree: Path, files: Mapping[str, ElfFile]) -> list[str]:
+    """Symbol versions of the C++ runtime that a file needs and the bundled runtime is too old for."""
+    runtime = tree / "lib" / "libstdc++.so.6"
+    provided = runtime.read_bytes() if runtime.is_file() else b""
+    return [
+        f"needs {version}, which the bundled {runtime.name} does not have: {name}"
+        for name, file in files.items()
+        for version in file.versions
+        if provided and version.startswith(("GLIBCXX_", "CXXABI_")) and version.encode() + b"\0" not in provided
+    ]
 
 
 def _binary_problems(name: str, file: ElfFile, arch: str) -> list[str]:

@@ -281,3 +281,14 @@ def test_poison_changes_the_named_instructions_only(tmp_path: Path) -> None:
     library.write_bytes(bytes(range(16)))
     poison(library, [4, 10])
     assert library.read_bytes() == bytes([0, 1, 2, 3, 0x0F, 0x0B, 6, 7, 8, 9, 0x0F, 0x0B, 12, 13, 14, 15])
+
+
+def test_a_library_that_is_newer_than_the_bundled_runtime(tmp_path: Path) -> None:
+    """As when one file was compiled elsewhere, with a newer compiler than the libstdc++ that travels with it."""
+    newer = elf(needed=("libstdc++.so.6",), versions={"libstdc++.so.6": ("CXXABI_1.3.13",)})
+    for tail, complaints in ((b"CXXABI_1.3.13\0", 0), (b"CXXABI_1.3.12\0", 1)):
+        runtime = elf(needed=("libc.so.6",), tail=tail)
+        tree = make_tree(tmp_path / str(complaints), extra={"lib/libstdc++.so.6": runtime, "lib/newer.so": newer})
+        manifest = json.loads((tree / "manifest.json").read_text())
+        found = [text for text in elf_problems(tree, manifest) if "CXXABI_1.3.13, which the bundled" in text]
+        assert len(found) == complaints
