@@ -17,14 +17,22 @@ constexpr int kMaxWarps = 16;
 constexpr int kUsualWarps = 8;
 constexpr int64_t kMaxRounds = 64;  // of a block: bounds the sums that it holds
 
+struct Segment {
+  const uint8_t* weight;
+  int64_t columns;
+  int64_t first_column;  // of y and of the bias
+  int64_t first_part;
+};
+
+// A part is kColumns columns of a segment, or, with a gate, half as many of both weights; what a warp makes at a time.
 struct Arguments {
   QuantizedRows x;
   int64_t rows;
-  int runs, slices, groups;          // groups of `slices` warps in a block
-  int64_t items, units, unit_items;  // blocks share the units evenly
-  int64_t ends[kMaxSegments];        // of the segments, in items
-  const uint8_t* weights[kMaxSegments];
-  const uint8_t* up;  // null, or the second weight of a gated pair: items are then gates and ups in turn
+  int runs, slices, groups;  // groups of `slices` warps in a block
+  int part_columns, num_segments;
+  Segment segments[kMaxSegments];
+  int64_t units, unit_parts;  // blocks share the units evenly
+  const uint8_t* up;          // null, or the second weight of a gated pair whose first is the only segment
   int64_t row_bytes;
   Epilogue epilogue;
   Product out;
@@ -39,14 +47,38 @@ __device__ __forceinline__ int first_run(int lane) {
 template <Format F>
 inline constexpr int kRunDistance = F == Format::kQ6_K ? 2 : 1;
 
+// Superblocks of these are whole 16-byte words, and so are rows of them.
 template <Format F>
-inline constexpr int kSlotBytes = (BlockReader<F>::kBytesOf2048 + 32 + 15) / 16 * 16;
+inline constexpr bool kAligned = F == Format::kQ4_K || F == Format::kQ5_K;
 
-__device__ __forceinline__ const uint8_t* item_weights(const Arguments& a, int64_t item) {
-  if (a.up != nullptr) return (item & 1 ? a.up : a.weights[0]) + (item >> 1) * a.row_bytes;
-  if (item < a.ends[0]) return a.weights[0] + item * a.row_bytes;
-  if (item < a.ends[1]) return a.weights[1] + (item - a.ends[0]) * a.row_bytes;
-  return a.weights[2] + (item - a.ends[1]) * a.row_bytes;
+// Of the ring. A slice that is not aligned has something before and after it, and Words read a little ahead.
+template <Format F>
+inline constexpr int kSlotBytes = BlockReader<F>::kBytesOf2048 + (kAligned<F> ? 0 : 32);
+static_assert(kSlotBytes<Format::kQ8_0> % 16 == 0 && kSlotBytes<Format::kQ6_K> % 16 == 0);
+
+__device__ __forceinline__ const Segment& segment_of(const Arguments& a, int64_t part) {
+  int index = 0;
+  while (index + 1 < a.num_segments && part >= a.segments[index + 1].first_part) ++index;
+  return a.segments[index];
+}
+
+// Where a slice of the columns of a part lies. Columns beyond the last one are the last one once more.
+struct Part {
+  const uint8_t *weight, *up;
+  int last;  // column; -1: there is no such part
+
+  // Item i of the part: column i, or with a gate, gates and ups in turn.
+  __device__ __forceinline__ const uint8_t* item(int i, const Arguments& a) const {
+    if (a.up == nullptr) return weight + min(i, last) * a.row_bytes;
+    return (i % 2 != 0 ? up : weight) + min(i / 2, last) * a.row_bytes;
+  }
+};
+
+__device__ __forceinline__ Part part_at(const Arguments& a, int64_t part, int64_t first_byte) {
+  const Segment& segment = segment_of(a, part);
+  const int64_t column = (part - segment.first_part) * a.part_columns, byte = column * a.row_bytes + first_byte;
+  return {segment.weight + byte, a.up + byte,
+          static_cast<int>(min(static_cast<int64_t>(a.part_columns), segment.columns - column)) - 1};
 }
 
 __device__ __forceinline__ void copy_async(uint8_t* shared, const uint8_t* global) {
@@ -115,24 +147,25 @@ __device__ __forceinline__ Activations activations(const QuantizedRows& x, int64
 // The sums of a block lie in `sums` as [item][row][slice]. A thread finishes a column of a row at a time, or four where
 // they are quantised as well.
 template <int kRows>
-__device__ __forceinline__ void finish_block(const Arguments& a, const float* sums, int64_t first_item,
-                                             int64_t block_items) {
+__device__ __forceinline__ void finish_block(const Arguments& a, const float* sums, int64_t first_part, int parts) {
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
-  const bool gates = a.up != nullptr;
-  const int64_t items = min(block_items, a.items - first_item);
-  const int64_t first_column = gates ? first_item / 2 : first_item, columns = gates ? items / 2 : items;
-  const auto total = [&](int64_t item, int row) {
-    const float* parts = sums + (item * kRows + row) * a.slices;
-    float sum = parts[0];
-    for (int s = 1; s < a.slices; ++s) sum += parts[s];
+  const int columns = parts * a.part_columns;
+  const auto total = [&](int item, int row) {
+    const float* slices = sums + (item * kRows + row) * a.slices;
+    float sum = slices[0];
+    for (int s = 1; s < a.slices; ++s) sum += slices[s];
     return sum;
   };
-  const auto finish = [&](int64_t local, int row) {
-    const int64_t column = first_column + local;
+  const auto finish = [&](int local, int row) {
+    const int64_t part = first_part + local / a.part_columns;
+    const Segment& segment = segment_of(a, part);
+    const int64_t in_segment = (part - segment.first_part) * a.part_columns + local % a.part_columns;
+    if (in_segment >= segment.columns) return 0.0f;
+    const int64_t column = segment.first_column + in_segment;
     float y;
-    if (gates) {
+    if (a.up != nullptr) {
       const float gate = finished(total(2 * local, row), a.out, column);
-      y = gated(gate, finished(total(2 * local + 1, row), a.out, a.items / 2 + column), a.epilogue);
+      y = gated(gate, finished(total(2 * local + 1, row), a.out, segment.columns + column), a.epilogue);
     } else {
       y = finished(total(local, row), a.out, column);
     }
@@ -141,12 +174,12 @@ __device__ __forceinline__ void finish_block(const Arguments& a, const float* su
   };
   if (a.quantized.values == nullptr) {
     for (int index = threadIdx.x; index < columns * kRows; index += blockDim.x) {
-      const int row = static_cast<int>(index / columns);
-      if (first_row + row < a.rows) finish(index % columns, row);
+      if (first_row + index / columns < a.rows) finish(index % columns, index / columns);
     }
     return;
   }
-  const int quads = static_cast<int>(columns / 4), count = quads * kRows;
+  const int quads = columns / 4, count = quads * kRows;
+  const int64_t first_quad = first_part * a.part_columns / 4;
   for (int start = 0; start < count; start += blockDim.x) {
     const int index = start + static_cast<int>(threadIdx.x), row = index / quads, quad = index % quads;
     const bool inside = index < count && first_row + row < a.rows;
@@ -156,49 +189,62 @@ __device__ __forceinline__ void finish_block(const Arguments& a, const float* su
       if (inside) y[e] = finish(quad * 4 + e, row);
     }
     const Quantized8 q = quantize_quad(make_float4(y[0], y[1], y[2], y[3]));
-    if (inside) store_quantized(a.quantized, first_row + row, a.items / 2, first_column / 4 + quad, q);
+    if (inside) store_quantized(a.quantized, first_row + row, a.segments[0].columns, first_quad + quad, q);
   }
 }
+
+template <int kRows>
+inline constexpr int kColumnsOf = kRows <= 4 ? 8 / kRows : 2;  // of a part
 
 template <Format F, int kRows>
 __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
   using Reader = BlockReader<F>;
   constexpr bool kKept = kRows <= 2;  // x stays in registers
   constexpr int kJoint = 2;           // columns that are made at the same time
-  constexpr int kColumns = kRows <= 4 ? 8 / kRows : 2, kValues = kColumns * kRows;
-  constexpr int kPieces = (Reader::kBytesOf2048 + 30) / 16;
+  constexpr int kColumns = kColumnsOf<kRows>, kValues = kColumns * kRows;
+  constexpr int kPieces = (Reader::kBytesOf2048 + (kAligned<F> ? 0 : 30)) / 16;
+  static_assert(kStages % kColumns == 0);
   extern __shared__ __align__(16) uint8_t memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int slice = warp % a.slices, group = warp / a.slices;
   uint8_t* ring = memory + warp * (kStages * kSlotBytes<F>);
   float* sums = reinterpret_cast<float*>(memory + a.slices * a.groups * (kStages * kSlotBytes<F>));
-  const int64_t first_unit = a.units * blockIdx.x / gridDim.x, end_unit = a.units * (blockIdx.x + 1) / gridDim.x;
-  const int64_t first_item = first_unit * a.unit_items, block_items = (end_unit - first_unit) * a.unit_items;
+  const int64_t first_part = a.units * blockIdx.x / gridDim.x * a.unit_parts;
+  const int parts = static_cast<int>(a.units * (blockIdx.x + 1) / gridDim.x * a.unit_parts - first_part);
   const int64_t first_byte = static_cast<int64_t>(slice) * Reader::kBytesOf2048;
   const int bytes = static_cast<int>(min(a.row_bytes - first_byte, static_cast<int64_t>(Reader::kBytesOf2048)));
-  const int parts = static_cast<int>(block_items / kColumns);  // of kColumns items, for the groups in turn
-  const int rounds = (parts - group + a.groups - 1) / a.groups, steps = rounds * kColumns;
 
-  // Step s of a warp is column s % kColumns of its round; columns beyond the last one are the last one once more.
-  const auto weights_of = [&](int step) {
-    const int64_t item = first_item + (step / kColumns * a.groups + group) * kColumns + step % kColumns;
-    return item_weights(a, min(item, a.items - 1)) + first_byte;
+  // The groups take the parts of the block in turn.
+  const auto get_part = [&](int local) {
+    if (local >= parts) return Part{nullptr, nullptr, -1};
+    return part_at(a, first_part + local, first_byte);
   };
-  const auto fetch = [&](int step) {
-    if (step < steps) {
-      const uint8_t* from = weights_of(step);
-      const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-      uint8_t* slot = ring + step % kStages * kSlotBytes<F>;
+  const auto before = [&](const uint8_t* from) {  // what lies between the last 16-byte border and it
+    return kAligned<F> ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+  };
+  const auto fetch = [&](const Part& part, int item, int slot_index) {
+    if (part.last >= 0) {
+      const uint8_t* from = part.item(item, a);
+      const int extra = before(from);
+      from += lane * 16 - extra;
+      uint8_t* slot = ring + slot_index * kSlotBytes<F> + lane * 16;
 #pragma unroll
       for (int i = 0; i < (kPieces + 31) / 32; ++i) {
-        const int piece = lane + 32 * i;
-        if (piece * 16 < before + bytes) copy_async(slot + piece * 16, from - before + piece * 16);
+        if (lane * 16 + i * 512 < extra + bytes) copy_async(slot + i * 512, from + i * 512);
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
+  Part ahead;  // from which columns are fetched
+  int next = group;
 #pragma unroll
-  for (int s = 0; s < kStages; ++s) fetch(s);
+  for (int s = 0; s < kStages; ++s) {
+    if (s % kColumns == 0) {
+      ahead = get_part(next);
+      next += a.groups;
+    }
+    fetch(ahead, s % kColumns, s);
+  }
   wait_for_previous();
 
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
@@ -206,6 +252,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
   const bool usable[2] = {run < a.runs, run + kRunDistance<F> < a.runs};
   const typename Reader::Lane places[2] = {typename Reader::Lane(local_run),
                                            typename Reader::Lane(local_run + kRunDistance<F>)};
+  const int offsets[2] = {Reader::offset(local_run), Reader::offset(local_run + kRunDistance<F>)};
   const auto row_of_x = [&](int r) { return activations<F>(a.x, min(first_row + r, a.rows - 1), a.runs, run); };
   Activations kept[kKept ? kRows : 1];
   if constexpr (kKept) {
@@ -213,23 +260,24 @@ __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
     for (int r = 0; r < kRows; ++r) kept[r] = row_of_x(r);
   }
 
-  for (int round = 0; round < rounds; ++round) {
+  unsigned step = 0;
+  for (int local = group; local < parts; local += a.groups, step += kColumns) {
+    const Part part = kAligned<F> ? Part{} : get_part(local);
     float acc[kValues] = {};
 #pragma unroll
     for (int column = 0; column < kColumns; column += kJoint) {
-      const int step = round * kColumns + column;
       asm volatile("cp.async.wait_group %0;" ::"n"(kStages - kJoint) : "memory");
       __syncwarp();
       Run32 w[kJoint][2];
 #pragma unroll
       for (int j = 0; j < kJoint; ++j) {
-        const uint8_t* slot = ring + (step + j) % kStages * kSlotBytes<F>;
-        const int before = static_cast<int>(reinterpret_cast<uintptr_t>(weights_of(step + j)) & 15);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const SharedBytes block{slot, before + Reader::offset(local_run + i * kRunDistance<F>)};
-          w[j][i] = Reader::decode(Reader::load(block, places[i]), places[i]);
-        }
+        const int extra = kAligned<F> ? 0 : before(part.item(column + j, a));
+        const uint8_t* slot = ring + (step + column + j) % kStages * kSlotBytes<F>;
+        auto raw = Reader::load(SharedBytes{slot, extra + offsets[0]}, places[0]);
+        w[j][0] = Reader::decode(raw, places[0]);
+        // The two runs of a lane lie in the same bytes of a superblock with nibbles.
+        if constexpr (!kAligned<F>) raw = Reader::load(SharedBytes{slot, extra + offsets[1]}, places[1]);
+        w[j][1] = Reader::decode(raw, places[1]);
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -250,18 +298,19 @@ __global__ void __launch_bounds__(kMaxWarps * 32) matvec_kernel(Arguments a) {
         }
       }
       __syncwarp();
+      if (column == 0) {
+        ahead = get_part(next);
+        next += a.groups;
+      }
 #pragma unroll
-      for (int j = 0; j < kJoint; ++j) fetch(step + j + kStages);
+      for (int j = 0; j < kJoint; ++j) fetch(ahead, column + j, static_cast<int>((step + column + j) % kStages));
     }
     const float sum = warp_sums(acc);
     constexpr int kLanes = 32 / kValues;
-    if (lane % kLanes == 0) {
-      const int64_t local = (round * a.groups + group) * kColumns * kRows + lane / kLanes;
-      sums[local * a.slices + slice] = sum;
-    }
+    if (lane % kLanes == 0) sums[(local * kColumns * kRows + lane / kLanes) * a.slices + slice] = sum;
   }
   __syncthreads();
-  finish_block<kRows>(a, sums, first_item, block_items);
+  finish_block<kRows>(a, sums, first_part, parts);
 }
 
 template <Format F>
@@ -275,7 +324,7 @@ int resident_blocks(const Arguments& a) {
   static int known[kMaxWarps + 1] = {};
   int& blocks = known[a.slices];
   if (blocks == 0) {
-    const size_t bytes = ring_bytes<F>(a) + 4096;
+    const size_t bytes = ring_bytes<F>(a) + 2048;  // and some sums
     if (bytes > kUsualSharedBytes) {
       cudaFuncSetAttribute(matvec_kernel<F, kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(bytes));
@@ -289,16 +338,21 @@ int resident_blocks(const Arguments& a) {
 
 template <Format F, int kRows>
 cudaError_t start(const Launch& on, Arguments a) {
-  constexpr int kColumns = kRows <= 4 ? 8 / kRows : 2;
-  a.unit_items = a.quantized.values != nullptr ? 64 : kColumns;  // a block of 32 columns is quantised in one place
-  a.units = (a.items + a.unit_items - 1) / a.unit_items;
-  const int64_t round_items = static_cast<int64_t>(a.groups) * kColumns;
-  const int64_t usual = (a.items + round_items - 1) / round_items;  // blocks of one round each
+  constexpr int kColumns = kColumnsOf<kRows>;
+  a.part_columns = a.up != nullptr ? kColumns / 2 : kColumns;
+  int64_t parts = 0;
+  for (int s = 0; s < a.num_segments; ++s) {
+    a.segments[s].first_part = parts;
+    parts += (a.segments[s].columns + a.part_columns - 1) / a.part_columns;
+  }
+  a.unit_parts = a.quantized.values != nullptr ? 32 / a.part_columns : 1;  // 32 columns are quantised in one place
+  a.units = (parts + a.unit_parts - 1) / a.unit_parts;
+  const int64_t usual = (parts + a.groups - 1) / a.groups;  // blocks of one round each
   const int64_t most = static_cast<int64_t>(on.num_multiprocessors) * resident_blocks<F, kRows>(a);
   const int64_t rounds = (usual + most - 1) / most;  // so that all blocks run at once
   const int64_t blocks = std::min(usual / std::min(rounds, kMaxRounds), a.units);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + kRows - 1) / kRows));
-  const int64_t block_items = (a.units + blocks - 1) / blocks * a.unit_items;
+  const int64_t block_items = (a.units + blocks - 1) / blocks * a.unit_parts * kColumns;
   const size_t bytes = ring_bytes<F>(a) + static_cast<size_t>(block_items * kRows * a.slices) * sizeof(float);
   return launch(on, matvec_kernel<F, kRows>, grid, dim3(static_cast<unsigned>(a.slices * a.groups * 32)), bytes, a);
 }
@@ -321,10 +375,11 @@ cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, 
   a.quantized = gate.quantized;
   a.row_bytes = weights[0].row_bytes;
   a.out = out;
-  for (int s = 0; s < kMaxSegments; ++s) {
-    a.weights[s] = weights[s < count ? s : count - 1].data;
-    if (s < count) a.items += weights[s].rows * (gate.up != nullptr ? 2 : 1);
-    a.ends[s] = a.items;
+  a.num_segments = count;
+  int64_t first_column = 0;
+  for (int s = 0; s < count; ++s) {
+    a.segments[s] = {weights[s].data, weights[s].rows, first_column, 0};
+    first_column += weights[s].rows;
   }
   return with_block_format(weights[0].format, [&](auto tag) {
     constexpr Format F = decltype(tag)::value;
