@@ -228,10 +228,11 @@ KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const Att
   if (code < 0 || code > 2) throw OpError("kv_layout[0]: expected a KV dtype code from 0 to 2, got " + text(code));
   if (block_size < 1) throw OpError("kv_layout[1]: expected a block size of at least 1, got " + text(block_size));
   const int64_t width = code == static_cast<int32_t>(KvDtype::kFloat32) ? 4 : 2;
-  const int64_t needed = (a.kv_offset + 2 * a.num_kv_heads * a.head_dim) * block_size * width;
-  if (cache.shape[1] < needed || cache.shape[1] % (block_size * width) != 0) {
-    throw OpError("kv_cache: expected blocks of at least " + text(needed) + " bytes, a multiple of " +
-                  text(block_size * width) + ", got shape " + cache.shape_text());
+  const int64_t element_row = block_size * width;                        // one element of all tokens of a block
+  const int64_t needed = a.kv_offset + 2 * a.num_kv_heads * a.head_dim;  // of those: the product may not fit 64 bits
+  if (cache.shape[1] / element_row < needed || cache.shape[1] % element_row != 0) {
+    throw OpError("kv_cache: expected blocks of at least " + text(needed) + " * " + text(element_row) +
+                  " bytes, a multiple of " + text(element_row) + ", got shape " + cache.shape_text());
   }
   return {static_cast<KvDtype>(code), width, cache.shape[0], block_size, cache.shape[1] / width};
 }

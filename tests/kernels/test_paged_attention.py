@@ -288,7 +288,7 @@ def test_rounding_to_nearest_even(tier: str, dtype: str) -> None:
     inputs = cache.inputs([(0, 0, 64)])
     cache.run(inputs)
     with np.errstate(over="ignore"):
-        _, expected = paged_attention(shape, inputs)
+        _, expected = paged_attention(cache.shape, inputs)
     assert (cache.memory == expected).all()
 
 
@@ -359,6 +359,17 @@ def test_bad_attributes_are_named(change: dict[str, Any], message: str) -> None:
     inputs = cache.inputs([(0, 0, 4)])
     cache.shape = replace(BASE, **change)
     with pytest.raises(Exception, match=message):
+        cache.run(inputs)
+
+
+def test_a_layer_beyond_64_bits_of_bytes_is_refused() -> None:
+    """The end of this layer is byte 2^64 of a block, which wraps around to the end of an empty one."""
+    cache = Cache(BASE, make_tokens(BASE, 4), TIERS[-1])
+    inputs = cache.inputs([(0, 0, 4)])
+    cache.shape = replace(cache.shape, kv_offset=2**32 - 2 * 3 * 64)
+    cache.memory = np.zeros((3, 0), np.uint8)
+    inputs |= {"kv_layout": np.array([0, 2**30], np.int32), "kv_cache": cache.memory}
+    with pytest.raises(Exception, match=r"kv_cache: expected blocks of at least 4294967296 \* 4294967296 bytes"):
         cache.run(inputs)
 
 
