@@ -76,10 +76,10 @@ class Upload {
 
   void run() {
     const size_t pieces = (bytes_ + kPieceBytes - 1) / kPieceBytes;
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;  // joined also where one more cannot start
     for (size_t i = 1; i < std::min(kLanes, pieces); ++i) threads.emplace_back([this] { work(); });
     work();
-    for (std::thread& thread : threads) thread.join();
+    threads.clear();
     if (error_ != nullptr) std::rethrow_exception(error_);
   }
 
