@@ -26,6 +26,10 @@ pytestmark = needs_device
 
 PROMPTS = [[*range(20 + i, 60 + 2 * i)] for i in range(4)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+# Nothing else may use the device meanwhile.
+fills_device = pytest.mark.skipif(
+    "PYTEST_XDIST_WORKER" in os.environ, reason="takes all memory of the device, so it runs without pytest's -n"
+)
 OPTIONS: dict[str, Any] = {"device": "cuda", "gpu_memory_utilization": 0.05, "max_model_len": 512}
 FIGURES = r"\d+ of \d+ bytes are free: out of memory"
 
@@ -140,6 +144,7 @@ def test_a_cuda_error_ends_the_engine_and_not_the_server(checkpoint: Path, tmp_p
         process.communicate()
 
 
+@fills_device
 def test_too_little_memory_at_load_is_refused_with_figures(checkpoint: Path) -> None:
     with full_device(), pytest.raises(TrivetError, match=FIGURES):
         LLM(str(checkpoint), **OPTIONS)
@@ -173,6 +178,7 @@ def test_a_neighbour_that_is_killed_harms_nobody(checkpoint: Path) -> None:
         assert tokens_of(llm) == expected
 
 
+@fills_device
 def test_too_little_memory_in_a_step_fails_its_requests_and_the_engine_lives(checkpoint: Path) -> None:
     long = [[20 + (i + j) % 300 for j in range(480)] for i in range(12)]
     greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=2)
