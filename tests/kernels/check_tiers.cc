@@ -73,7 +73,7 @@ std::vector<std::string> matmul_problems(Tier tier) {
   for (const char* name : kFormats) {
     const WeightFormat& format = weight_format(format_spec(name).format);
     const int64_t k = 3 * 256;
-    for (const int64_t m : {1, 2, 3, 7, 15}) {
+    for (const int64_t m : {1, 2, 3, 7, 15, 40}) {
       const int64_t n = 37;
       auto weight = random_weight(static_cast<size_t>(n * format.row_bytes(k)));
       if (!format.is_block()) {  // small numbers: the comparison is absolute
