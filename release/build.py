@@ -18,7 +18,7 @@ from .audit import describe_target
 from .channel import compute_channel
 from .environment import BACK_ENDS, DEFAULT_PYTHON, PINS, Environment, make_environment
 from .errors import BuildError
-from .evidence import GATES, TIER_GATES, GateResult, collect
+from .evidence import GATES, TIER_GATES, collect
 from .manifest import MANIFEST_NAME, SCHEMA_NAME, check_manifest, to_bytes
 from .matrix import Tuple, load_matrix
 from .names import PROJECT, archive_name
@@ -202,8 +202,3 @@ def _inputs_digest(packages: list[dict[str, str]], toolchain: Mapping[str, str],
         "libraries": [sha256_file(path) for path in sorted((tree / "lib" / "trivet").rglob("libtrivet_*"))],
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-
-
-def build_result(manifest: Mapping[str, Any], digest: str) -> GateResult:
-    """The gate "build": the archive exists, by this command, from this commit."""
-    return GateResult("build", "passed", str(manifest["build"]["command"]), archive_sha256=digest)

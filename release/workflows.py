@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -100,7 +99,3 @@ def _tuple_problems(text: str) -> Iterator[str]:
             matrix.require_buildable(artifact_id, "part of a workflow")
         except MatrixError as error:
             yield str(error)
-
-
-def check_workflow(path: Path = WORKFLOW) -> list[str]:
-    return workflow_problems(path.read_text(encoding="utf-8"))
