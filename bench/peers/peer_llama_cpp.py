@@ -1,6 +1,7 @@
 """llama.cpp through the C interface of llama-cpp-python: its own batching, no Python beyond one call a step.
 
-Sampling is an argmax over the logits. Flash attention is tried on and off for every cell; the faster one is measured.
+Sampling is an argmax over the logits. Flash attention is tried on and off for every cell but those of a shared prefix,
+which have it on; the faster one is measured.
 Steps of `concurrent` mix running answers and prompts of up to one micro-batch, as llama.cpp's server does.
 """
 
@@ -99,6 +100,8 @@ class LlamaCpp:
     def _with_faster_attention(self, cell: tuple[Any, ...], measure: Measure) -> dict[str, Any]:
         """measure(flash_attention) with the faster setting, found in the first call."""
         if cell not in self._faster:
+            if not self._faster:
+                measure(True)  # the first run of all reads the weights from the file: it decides nothing
             on, off = measure(True), measure(False)
             self._faster[cell] = on["seconds"] <= off["seconds"]
             return on if self._faster[cell] else off

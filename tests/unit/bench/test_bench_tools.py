@@ -169,6 +169,26 @@ def test_setup_names_what_failed_and_goes_on(load: Any, tmp_path: Path, capsys: 
     assert "present   environment onnxruntime-genai" in capsys.readouterr().out
 
 
+def test_a_cold_first_run_does_not_choose_the_attention_of_llama_cpp(
+    load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention is the faster one here; the first run of all takes longer, whatever it is."""
+    monkeypatch.syspath_prepend(str(BENCH / "peers"))
+    monkeypatch.setitem(sys.modules, "llama_cpp", ModuleType("llama_cpp"))
+    peer = load("peer_llama_cpp").LlamaCpp()
+    peer._faster = {}
+    runs: list[bool] = []
+
+    def measure(flash_attention: bool) -> dict[str, Any]:
+        runs.append(flash_attention)
+        return {"seconds": 9.0 if len(runs) == 1 else 1.0 if flash_attention else 2.0}
+
+    assert peer._with_faster_attention(("prefill", 128), measure) == {"seconds": 1.0}
+    assert peer._with_faster_attention(("prefill", 128), measure) == {"seconds": 1.0, "flash_attention": True}
+    assert peer._with_faster_attention(("decode", 128), measure) == {"seconds": 1.0}
+    assert runs == [True, True, False, True, True, False]
+
+
 def test_list_makes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH / "setup_peers.py"), "--list", "--cache", str(tmp_path / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ))
