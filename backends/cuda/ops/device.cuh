@@ -12,8 +12,9 @@
 
 namespace trivet::cuda {
 
-// Blocks until all work of the kernel before this one on the stream is visible. Every kernel calls it in every thread
-// before it touches anything but weights: only then does the end of a kernel imply the end of all before it.
+// Blocks until all work of the kernel before this one on the stream is visible. Before it a kernel may read weights,
+// what the step was given and keys of earlier steps, but nothing that a kernel of this step writes. Blocks without work
+// may end before it, but never all of them: the end of a kernel implies the end of all before it.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -31,6 +32,12 @@ __device__ __forceinline__ void report(const ErrorSink& sink, DeviceErrorCode co
   error->c = c;
   error->d = d;
   error->value = value;
+}
+
+// 16 bytes on their way into shared memory, part of the next cp.async group.
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
 }
 
 constexpr size_t kUsualSharedBytes = 48 * 1024;  // a kernel may have so many without asking; never set a limit below it

@@ -86,7 +86,7 @@ cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y);
 
 // matvec_int8.cu: few rows, up to kMaxSegments weights of one block format side by side.
-inline constexpr int kMaxSegments = 3;
+inline constexpr int kMaxSegments = static_cast<int>(kMaxWeights);
 struct Gate {
   const uint8_t* up = nullptr;  // the second weight of a gated pair, of the same format and size as the only one given
   Epilogue epilogue = Epilogue::kNone;

@@ -38,11 +38,6 @@ struct Arguments {
   Product out;
 };
 
-__device__ __forceinline__ void copy_async(void* shared, const void* global) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-}
-
 __device__ __forceinline__ void load_matrix(uint32_t (&r)[4], const __nv_bfloat16* shared) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

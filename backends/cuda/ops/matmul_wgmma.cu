@@ -23,11 +23,6 @@ inline constexpr int kStages = kRows == 256   ? 4
 template <int kRows>
 inline constexpr int kStageBytes = (kTileColumns + kRows) * kTileK * 2;
 
-__device__ __forceinline__ void copy_async(uint8_t* shared, const void* global) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-}
-
 // kCount rows of 64 of k from `first`; rows beyond the last are the last one once more.
 template <int kCount>
 __device__ __forceinline__ void copy_tile(uint8_t* tile, const __nv_bfloat16* matrix, int64_t first, int64_t count,

@@ -32,11 +32,6 @@ template <Format F, int kRows>
 inline constexpr size_t kSharedBytes = 1024 + 2 * kTileColumns * 128 + kRowTiles * kRows * 128 +
                                        kStages * Stored<F>::kStageBytes + 16;  // Words read a little ahead
 
-__device__ __forceinline__ void copy_async(uint8_t* shared, const void* global) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-}
-
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);

@@ -81,11 +81,6 @@ __device__ __forceinline__ Part part_at(const Arguments& a, int64_t part, int64_
           static_cast<int>(min(static_cast<int64_t>(a.part_columns), segment.columns - column)) - 1};
 }
 
-__device__ __forceinline__ void copy_async(uint8_t* shared, const uint8_t* global) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-}
-
 template <Format F>
 __device__ __forceinline__ float run_product(const Run32& w, const int4& x0, const int4& x1, float2 scale, float acc) {
   int first = __dp4a(w.q[0], x0.x, 0), second = __dp4a(w.q[4], x1.x, 0);
