@@ -4,7 +4,9 @@
 // Many rows: two tiles of weights are unpacked, some blocks at a time, and multiplied with group after group; a
 // broadcast of 4 activations serves both tiles. What is left to wait for is the multiplications themselves: per row,
 // tile and 32-block 8 dot products and 2 scalings, 3 with minima. Few rows: each group is multiplied with what is
-// unpacked straight from the registers, so the core does both at once.
+// unpacked straight from the registers, so the core does both at once. Formats with halves have too many sums for that
+// beyond 3 rows: up to 4 groups are multiplied with one unpacked tile at a time, which leaves registers for 8 rows and
+// half as many streams of weights.
 
 namespace trivet {
 namespace {
@@ -19,8 +21,8 @@ struct Scaling {
 template <class S>
 constexpr int64_t kPackedBytes = packed_block_bytes(S::kHalves);
 
-// 32-blocks that are unpacked at a time for so few groups that unpacking takes a large part of the time: they and the
-// bytes they come from should stay in the first-level cache.
+// 32-blocks of two tiles that are unpacked at a time for so few groups that unpacking takes a large part of the time:
+// they and the bytes they come from should stay in the first-level cache.
 constexpr int64_t kFewGroups = 4;
 constexpr int64_t kFewBlocks = 8;
 
@@ -31,33 +33,37 @@ TRIVET_INLINE __m512i broadcast(const void* p) {
   return v;
 }
 
-// One 32-block of MR rows times one of both tiles.
-template <class S, int MR>
-TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, __m512 acc[MR][2]) {
+// One 32-block of MR rows times one of each of T tiles.
+template <class S, int T, int MR>
+TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, __m512 acc[MR][T]) {
   constexpr int kHalves = S::kHalves ? 2 : 1;
   const uint8_t* scale = x + MR * kBlock;
   const uint8_t* last = scale + 4 * MR;
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; h++) {
-    __m512i dot[MR][2];
+    __m512i dot[MR][T];
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) {
-      dot[i][0] = S::kMin ? _mm512_setzero_si512() : broadcast(last + 4 * (h * MR + i));
-      dot[i][1] = dot[i][0];
+      const __m512i start = S::kMin ? _mm512_setzero_si512() : broadcast(last + 4 * (h * MR + i));
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++) dot[i][t] = start;
     }
 #pragma GCC unroll 8
     for (int g = h * 4; g < h * 4 + 8 / kHalves; g++) {
-      const __m512i w0 = _mm512_load_si512(panels[0].q[b][g]);
-      const __m512i w1 = _mm512_load_si512(panels[1].q[b][g]);
+      __m512i w[T];
+#pragma GCC unroll 2
+      for (int t = 0; t < T; t++) w[t] = _mm512_load_si512(panels[t].q[b][g]);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
-        const __m512i four = broadcast(x + i * kBlock + 4 * g);
-        dot[i][0] = _mm512_dpbusd_epi32(dot[i][0], w0, four);
-        dot[i][1] = _mm512_dpbusd_epi32(dot[i][1], w1, four);
+        const uint8_t* at = x + i * kBlock + 4 * g;
+        // A broadcast for one tile is an operand of the multiplication.
+        const __m512i four = T == 1 ? _mm512_set1_epi32(load_dword(at)) : broadcast(at);
+#pragma GCC unroll 2
+        for (int t = 0; t < T; t++) dot[i][t] = _mm512_dpbusd_epi32(dot[i][t], w[t], four);
       }
     }
 #pragma GCC unroll 2
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < T; t++) {
       const __m512 d = _mm512_load_ps(panels[t].d[b][h]);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
@@ -68,7 +74,7 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
   }
   if constexpr (S::kMin) {
 #pragma GCC unroll 2
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < T; t++) {
       const __m512 minimum = _mm512_load_ps(panels[t].m[b]);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
@@ -80,30 +86,30 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
 }
 
 // The panels' `count` blocks times one group, added to the sums so far where there are some.
-template <class S, int MR>
+template <class S, int T, int MR>
 void multiply_group(const Panel* panels, int count, const uint8_t* x, const float* before, const Sums& after) {
-  __m512 acc[MR][2];
+  __m512 acc[MR][T];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 2
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < T; t++) {
       acc[i][t] = before == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(before + (2 * i + t) * kTileRows);
     }
   }
   for (int b = 0; b < count; b++, x += MR * kPackedBytes<S>) {
-    multiply_block<S, MR>(panels, b, x, acc);
+    multiply_block<S, T, MR>(panels, b, x, acc);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 2
-    for (int t = 0; t < 2; t++) _mm512_storeu_ps(after.tile[t] + i * after.stride, acc[i][t]);
+    for (int t = 0; t < T; t++) _mm512_storeu_ps(after.tile[t] + i * after.stride, acc[i][t]);
   }
 }
 
-template <class S>
-constexpr decltype(&multiply_group<S, 1>) kMultiplyGroup[kGroupRows] = {
-    multiply_group<S, 1>, multiply_group<S, 2>, multiply_group<S, 3>, multiply_group<S, 4>,
-    multiply_group<S, 5>, multiply_group<S, 6>, multiply_group<S, 7>, multiply_group<S, 8>};
+template <class S, int T>
+constexpr decltype(&multiply_group<S, T, 1>) kMultiplyGroup[kGroupRows] = {
+    multiply_group<S, T, 1>, multiply_group<S, T, 2>, multiply_group<S, T, 3>, multiply_group<S, T, 4>,
+    multiply_group<S, T, 5>, multiply_group<S, T, 6>, multiply_group<S, T, 7>, multiply_group<S, T, 8>};
 
 TileArgs tile_args(const PackedTileArgs& args, int t) {
   const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
@@ -168,17 +174,16 @@ constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kGroupRows] = {
 template <class W>
 constexpr int64_t kDirectRows = W::kHalves ? 3 : kGroupRows;
 
-template <class W>
-void packed_tiles(const PackedTileArgs& args) {
-  if (args.groups.rows <= kDirectRows<W>) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
+// T tiles, at most `limit` blocks at a time.
+template <class W, int T>
+void multiply_panels(const PackedTileArgs& args, int64_t limit) {
   using S = Scaling<W::kMin, W::kHalves>;
   Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
   const int64_t first_row = args.groups.start(args.first_group);
-  const int64_t most =
-      panel_blocks<W>(args.num_blocks, args.last_group - args.first_group > kFewGroups ? kPanelBlocks : kFewBlocks);
+  const int64_t most = panel_blocks<W>(args.num_blocks, limit);
   for (int64_t first = 0; first < args.num_blocks; first += most) {
     const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < T; t++) {
       PanelSink<W> sink{args.panels[t]};
       Rows own = rows[t];  // a copy stays in registers
       unpack_blocks<W>(own, count, sink);
@@ -194,8 +199,23 @@ void packed_tiles(const PackedTileArgs& args) {
       const Sums after =
           last ? Sums{{args.y.tile[0] + i * args.y.stride, args.y.tile[1] + i * args.y.stride}, args.y.stride}
                : Sums{{partial, partial + kTileRows}, 2 * kTileRows};
-      kMultiplyGroup<S>[size - 1](args.panels, count, x, first == 0 ? nullptr : partial, after);
+      kMultiplyGroup<S, T>[size - 1](args.panels, count, x, first == 0 ? nullptr : partial, after);
     }
+  }
+}
+
+template <class W>
+void packed_tiles(const PackedTileArgs& args) {
+  if (args.groups.rows <= kDirectRows<W>) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
+  if (args.last_group - args.first_group > kFewGroups) return multiply_panels<W, 2>(args, kPanelBlocks);
+  if constexpr (W::kHalves) {
+    PackedTileArgs tile = args;
+    multiply_panels<W, 1>(tile, kPanelBlocks);
+    tile.weight += kTileRows * args.row_bytes;
+    tile.y.tile[0] = args.y.tile[1];
+    multiply_panels<W, 1>(tile, kPanelBlocks);
+  } else {
+    multiply_panels<W, 2>(args, kFewBlocks);
   }
 }
 
