@@ -72,7 +72,12 @@ def run_export(
             progress("reading the checkpoint", 0.0)
             model = build_model(checkpoint)
             with new_package(target) as folder:
-                _write_package(folder, checkpoint, model, sources, verify, tokenizer_pre, progress)
+                try:
+                    _write_package(folder, checkpoint, model, sources, verify, tokenizer_pre, progress)
+                except Exception:
+                    _check_not_replaced(paths, sources)  # no defect of ours: the proof runs the graph on the new file
+                    raise
+                _check_not_replaced(paths, sources)
     progress("done", 1.0)
     return target
 
@@ -100,7 +105,22 @@ def _check_out_dir(target: Path, source_dir: Path) -> None:
 def _check_unchanged(checkpoint: Checkpoint, sources: list[Source]) -> None:
     for file, source in zip(checkpoint.files, sources, strict=True):
         if (file.size, file.mtime_ns) != (source.size_bytes, source.mtime_ns):
-            raise PackageError(f"{file.path}: the file changed during the export; try again when it is complete")
+            raise _changed(file.path)
+
+
+def _check_not_replaced(paths: list[Path], sources: list[Source]) -> None:
+    """The checkpoint is read through maps, which keep a replaced file; the graph names its path."""
+    for path, source in zip(paths, sources, strict=True):
+        try:
+            status = path.stat()
+        except OSError:
+            raise _changed(path) from None
+        if (status.st_size, status.st_mtime_ns) != (source.size_bytes, source.mtime_ns):
+            raise _changed(path)
+
+
+def _changed(path: Path) -> PackageError:
+    return PackageError(f"{path}: the file changed during the export; try again when it is complete")
 
 
 def _write_package(

@@ -218,7 +218,7 @@ class DeviceConfig:
     cpu_tier: str | None = option(None, "Kernel tier to force.", default_text="the best this CPU has")
 
     def __post_init__(self) -> None:
-        require(self.num_threads is None or self.num_threads >= 1, "num_threads", self.num_threads, "1 or more")
+        require(self.num_threads is None or 1 <= self.num_threads <= 1024, "num_threads", self.num_threads, "1 to 1024")
         known = re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None
         require(known, "device", self.device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
         require(not self.require_gpu or self.device != "cpu", "device", self.device, "a GPU, as require_gpu is set")

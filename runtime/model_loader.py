@@ -67,9 +67,11 @@ def load_model(config: EngineConfig, package_dir: Path, manifest: Manifest) -> L
         weights = sum(source.size_bytes for source in manifest.sources)
         raise ModelLoadError(f"{exc}. The checkpoint has {weights} bytes") from exc
     except BackendError as exc:
+        _check_sources(package_dir, manifest)
         raise ModelLoadError(str(exc)) from exc
     plan = config.resolved_plan
     try:
+        _check_sources(package_dir, manifest)  # once more: a file replaced since then would be answered from unnoticed
         session.allocate_kv_cache(
             num_blocks=plan.num_gpu_blocks, block_size=config.cache_config.block_size, dtype=plan.cache_dtype
         )

@@ -108,7 +108,8 @@ def test_without_chunked_prefill_a_prompt_must_fit_the_budget() -> None:
         ({"async_scheduling": True}, "async_scheduling is True; expected False"),
         ({"trust_remote_code": True}, "trust_remote_code=True is not supported, only False: no code of a checkpoint"),
         ({"quantization": "awq"}, "quantization is not supported: the weights run in the format of the checkpoint"),
-        ({"num_threads": 0}, "num_threads is 0; expected 1 or more"),
+        ({"num_threads": 0}, "num_threads is 0; expected 1 to 1024"),
+        ({"num_threads": 1025}, "num_threads is 1025; expected 1 to 1024"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(kwargs: dict[str, Any], message: str) -> None:

@@ -374,6 +374,22 @@ def test_create_and_destroy_leaves_nothing(package: str, toy: types.SimpleNamesp
     assert all(s.closed and s.kv is None for s in toy.Session.instances)
 
 
+def test_a_checkpoint_replaced_while_the_session_opens_is_refused(
+    package: str, toy: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Path(package) / "toy.gguf"
+    start = toy.Session.__init__
+
+    def late(session: Any, *args: Any, **kwargs: Any) -> None:
+        checkpoint.write_bytes(b"other weights")
+        start(session, *args, **kwargs)
+
+    monkeypatch.setattr(toy.Session, "__init__", late)
+    with pytest.raises(ModelLoadError, match="has changed since"):
+        LLM(package)
+    assert toy.Session.instances[-1].closed
+
+
 def test_a_changed_or_missing_checkpoint_is_refused(package: str) -> None:
     checkpoint = Path(package) / "toy.gguf"
     os.utime(checkpoint, (1, 1))  # touched or copied back: the same bytes still do

@@ -102,6 +102,22 @@ def test_a_file_that_is_still_being_written_is_refused(
     assert not list(cache.glob("*"))
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_file_replaced_during_the_export_is_named(
+    verify: bool, checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(model: onnx.ModelProto, folder: Path) -> None:
+        package.write_graph(model, folder)
+        other = checkpoint.with_suffix(".new")
+        other.write_bytes(b"\xff" * checkpoint.stat().st_size)  # every weight a NaN
+        other.replace(checkpoint)
+
+    monkeypatch.setattr(pipeline, "write_graph", replaced)
+    with pytest.raises(PackageError, match=r"my model.gguf: the file changed during the export; try again"):
+        export(checkpoint, cache_dir=cache, verify=verify)
+    assert list(cache.iterdir()) == []
+
+
 def test_changed_content_gets_another_entry(checkpoint: Path, cache: Path) -> None:
     first = plain(checkpoint, cache)
     manifest = read_manifest(first)
