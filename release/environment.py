@@ -52,7 +52,7 @@ def make_environment(work: Path, *, recipe: str, wheel: Path | None, base_python
     run([*install, "--require-hashes", "--only-binary", ":all:", "-r", PINS / "requirements.txt"], env=environment)
     run([*install, _compiled(pip, "pyinstaller", [], environment | _BOOTLOADER)])
     if recipe == "release":
-        options = [f"--config-settings=setup-args={option}" for option in _NUMPY_OPTIONS]
+        options = [f'--config-settings="setup-args={option}"' for option in _NUMPY_OPTIONS]
         run([*install, "--force-reinstall", _compiled(pip, "numpy", options, environment)])
         _forget_build_path(python)
     run([*install, wheel if wheel is not None else _trivet_wheel(work, pip, environment)])
@@ -81,7 +81,10 @@ def _describe(python: Path, recipe: str) -> Environment:
 
 
 def _compiled(pip: list[str | Path], name: str, options: list[str], environment: Mapping[str, str]) -> Path:
-    """The wheel of a pinned source distribution, from the cache or compiled now."""
+    """The wheel of a pinned source distribution, from the cache or compiled now.
+
+    `options` stand on the line of the requirement: pip ignores those of its command line for a requirement of a file.
+    """
     (pin,) = [
         line for line in (PINS / "requirements-built.txt").read_text().splitlines() if line.startswith(f"{name}==")
     ]
@@ -100,9 +103,9 @@ def _compiled(pip: list[str | Path], name: str, options: list[str], environment:
             raise BuildError("the bootloader is compiled with zlib inside; install zlib's headers (Debian: zlib1g-dev)")
         making = folder.with_name(f"{folder.name}.{os.getpid()}")
         making.mkdir(parents=True)
-        (making / "pin.txt").write_text(pin + "\n", encoding="ascii")
+        (making / "pin.txt").write_text(f"{' '.join([pin, *options])}\n", encoding="ascii")
         wheel = [*pip, "wheel", "-q", "--no-deps", "--no-cache-dir", "--no-binary", name, "--require-hashes"]
-        run([*wheel, *options, "-r", making / "pin.txt", "-w", making], env=environment, timeout=7200)
+        run([*wheel, "-r", making / "pin.txt", "-w", making], env=environment, timeout=7200)
         if folder.exists():  # another build was faster
             shutil.rmtree(making)
         else:
