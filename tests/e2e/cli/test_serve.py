@@ -282,7 +282,8 @@ def test_interrupt_while_the_server_loads(cli: Any, smollm2_path: Path, tmp_path
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode in (0, 130) and "Traceback" not in err
+    # CPython ends itself by the signal, the same to a shell, if that fell into an exec() (a dataclass being made)
+    assert process.returncode in (0, 130, -signal.SIGINT) and "Traceback" not in err
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}])
