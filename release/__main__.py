@@ -181,7 +181,7 @@ def _add_building(commands: _Commands) -> None:
     command = commands.add_parser("all", parents=[building], help="build twice, verify, sign and index one archive")
     command.add_argument("artifact_id")
     command.add_argument(
-        "--evidence", type=Path, required=True, help="folder for reports (without --key: and a test key)"
+        "--evidence", type=Path, required=True, help="folder for reports and the public key, release.pub"
     )
     command.add_argument("--model", type=Path, help="as for verify")
     command.set_defaults(run=_all)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 def release_all(artifact_id: str, options: BuildOptions, evidence: Path, model: Path | None) -> dict[str, Any]:
     """The manifest with evidence; ReleaseError at the first step that fails. No `options.key` = a key made for this."""
     evidence.mkdir(parents=True, exist_ok=True)
-    key = options.key or _test_key(evidence)
+    key = options.key or _test_key(options.work)
     public = evidence / "release.pub"
     run(["openssl", "pkey", "-in", key, "-pubout", "-out", public])
     first, second = options.work / "first", options.work / "second"
@@ -36,6 +36,8 @@ def release_all(artifact_id: str, options: BuildOptions, evidence: Path, model: 
         raise GateError(f"{archive.name} did not pass: {'; '.join(failed)}")
     _timed("sign", lambda: attest(archive, evidence, key))
     _timed("index", lambda: make_index(options.out, public))
+    if options.key is None:
+        print(f"signed with a key made for this and not kept; {public} checks it", flush=True)
     return manifest
 
 
@@ -46,9 +48,10 @@ def _timed(step: str, action: Callable[[], T]) -> T:
     return result
 
 
-def _test_key(evidence: Path) -> Path:
-    """A key for trying it out; a release is signed with one that the caller brings."""
-    path = evidence / "test.key"
+def _test_key(folder: Path) -> Path:
+    """A key for trying it out, in the temporary folder, so never published; a release is signed with the caller's."""
+    path = folder / "test.key"
+    path.parent.mkdir(parents=True, exist_ok=True)
     run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", path])
     path.chmod(0o600)
     return path

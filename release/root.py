@@ -98,7 +98,11 @@ def ensure_root() -> Path:
         )
     root.parent.mkdir(parents=True, exist_ok=True)
     making = root.with_name(f"{root.name}.{os.getpid()}")
-    _make(making, digest)
+    try:
+        _make(making, digest)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
     if root.exists():  # another build was faster
         shutil.rmtree(making)
     else:
@@ -146,7 +150,9 @@ def read_pins(path: Path = RECIPE / "sources.txt") -> list[Pin]:
 
 
 def _make(making: Path, digest: str) -> None:
-    run(["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, making], timeout=_COMPILE_SECONDS)
+    debootstrap = ["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, making]
+    # What it mounts ends with it, also when it fails: a half-made root can be deleted.
+    run(["unshare", "--mount", "--propagation", "private", *debootstrap], timeout=_COMPILE_SECONDS)
     for name in MOUNT_POINTS:
         (making / name).mkdir()
     (making / "etc/pip.conf").touch()

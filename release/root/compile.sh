@@ -5,7 +5,7 @@
 # /sources holds the verified source packages. CPython is compiled without profile-guided and link-time optimisation: on
 # two cores these take an hour, and the kernels are not Python.
 set -eu
-export LC_ALL=C.UTF-8 TZ=UTC MAKEFLAGS="-j${JOBS:-2}"
+export LC_ALL=C.UTF-8 TZ=UTC MAKEFLAGS="-j${JOBS:-$(nproc)}"
 
 # unpack NAME: go to the patched source tree of the package; dates are those of its changelog, flags those of Debian.
 unpack() {
@@ -24,8 +24,12 @@ unpack openssl
 # Configuration and certificates are looked for where Debian has them.
 ./Configure linux-"$(uname -m)" shared no-tests no-legacy \
   --prefix=/usr/local --libdir=lib --openssldir=/usr/lib/ssl >/compile/openssl.log
-make >>/compile/openssl.log 2>&1 || { tail -n 40 /compile/openssl.log; exit 1; }
-make -j1 install_sw >>/compile/openssl.log 2>&1 || { tail -n 40 /compile/openssl.log; exit 1; }
+# The shared libraries alone: the default target compiles each file a second time for the static ones, and renders manuals.
+{ make build_generated && make libcrypto.so libssl.so; } >>/compile/openssl.log 2>&1 ||
+  { tail -n 40 /compile/openssl.log; exit 1; }
+mkdir -p /usr/local/include/openssl
+cp include/openssl/*.h /usr/local/include/openssl
+cp -P libcrypto.so* libssl.so* /usr/local/lib
 ldconfig
 
 unpack python3.11

@@ -62,6 +62,22 @@ def test_no_root_without_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert root.ensure_root() == kept.parents[4]
 
 
+def test_a_root_that_failed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the next build to find nor to fill the disk with."""
+
+    def half(making: Path, digest: str) -> None:
+        (making / "usr").mkdir(parents=True)
+        raise BuildError("the mirror is gone")
+
+    monkeypatch.setenv("TRIVET_RELEASE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/sbin/debootstrap")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(root, "_make", half)
+    with pytest.raises(BuildError, match="the mirror is gone"):
+        root.ensure_root()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_the_release_recipe_takes_no_foreign_python(tmp_path: Path) -> None:
     options = BuildOptions("release", tmp_path / "out", tmp_path / "work", base_python=Path("/usr/bin/python3.99"))
     with pytest.raises(BuildError, match="--python and --wheel are for quick"):

@@ -298,6 +298,8 @@ def test_everything_in_one_command(fresh: Path, keys: Keys, tmp_path: Path, monk
         pipeline.release_all(ARTIFACT, options, tmp_path / "evidence", None)
     assert folders == ["first", "second"]
     assert provenance.read_envelope(fresh, tmp_path / "evidence" / "release.pub")
+    published = [path for folder in (fresh.parent, tmp_path / "evidence") for path in folder.iterdir()]
+    assert not [path for path in published if b"PRIVATE KEY" in path.read_bytes()]
     failed = {"evidence": {"runtime_verified": {"state": "failed", "reason": "it fell over"}}}
     monkeypatch.setattr(pipeline, "verify", lambda *_: failed)
     with pytest.raises(GateError, match="runtime_verified: it fell over"):
