@@ -1,7 +1,8 @@
 """`release performance`: the gate "competitor". bench/compare.py measures the op library of the archive beside peers.
 
 The library is the archive's own; the Python around it is the checkout's, which must be the archive's commit. A figure
-that was measured on a busy machine, or without a peer, is none.
+that was measured on a busy machine, or without a peer, is none; nor is a report that leaves out what a claim of speed
+is about: prompts, answers and many requests at once, in several rounds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .source import ROOT, Source, read_source
 from .tiers import LIBRARY
 
 GATE = "competitor"
+CLAIMED = ("prefill", "decode", "concurrent")  # kinds of cells that every model of a report must have
+MIN_ROUNDS = 3
 _BENCH_SECONDS = 4 * 3600.0
 
 
@@ -74,8 +77,13 @@ def source_problems(manifest: Mapping[str, Any], source: Source) -> list[str]:
 
 
 def report_problems(report: Mapping[str, Any]) -> list[str]:
-    """Why the report of bench/compare.py is no comparison: no peer, an engine that failed, a busy machine."""
-    out = []
+    """Why the report of bench/compare.py is no comparison: no peer, a failed engine, a busy machine, too little."""
+    out = [] if report["models"] else ["the report holds no model"]
+    if (rounds := int(report["config"]["rounds"])) < MIN_ROUNDS:
+        out.append(f"every figure is of {rounds} rounds; {MIN_ROUNDS} are needed")
+    for model in report["models"]:
+        measured = {name.partition("-")[0] for name in model["cells"]}
+        out += [f"{model['model']}: no {kind} cell was measured" for kind in CLAIMED if kind not in measured]
     for model, name, cell in _cells(report):
         where = f"{model} {name}"
         if not cell["ratios"]:
@@ -85,7 +93,7 @@ def report_problems(report: Mapping[str, Any]) -> list[str]:
                 out.append(f"{where}: trivet: {summary['unsupported']}")
             if summary.get("noisy"):
                 out.append(f"{where}: the machine was busy while {engine} ran")
-    return out or ([] if any(_cells(report)) else ["the report holds no cell"])
+    return out
 
 
 def figures(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

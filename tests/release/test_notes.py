@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,10 +33,12 @@ def bench_report(**changes: Any) -> dict[str, Any]:
         "trivet": {"tokens_per_second": spread(120.0), "noisy": False},
         "llama-cpp": {"tokens_per_second": spread(100.0), "noisy": False},
     }
-    cell = {"engines": engines, "ratios": {"llama-cpp": spread(1.2)}} | changes
-    memory = {"engines": {"trivet": {"peak_bytes": 1}}}
-    model = {"model": "tiny.gguf", "engines": {}, "cells": {"decode": cell, "memory": memory}}
-    return {"date": "2026-01-01", "machine": {"cpu": "some"}, "models": [model]}
+    cell = {"engines": engines, "ratios": {"llama-cpp": spread(1.2)}}
+    cells = {name: copy.deepcopy(cell) for name in ("prefill-512", "decode-128", "concurrent-4")}
+    cells["decode-128"] |= changes
+    cells["memory"] = {"engines": {"trivet": {"peak_bytes": 1}}}
+    model = {"model": "tiny.gguf", "engines": {}, "cells": cells}
+    return {"date": "2026-01-01", "machine": {"cpu": "some"}, "config": {"rounds": "3"}, "models": [model]}
 
 
 def competitor(report: Mapping[str, Any], digest: str) -> GateResult:
@@ -105,7 +108,7 @@ def test_nothing_is_quoted_from_an_unsigned_archive(archive: Path, keys: Keys) -
 
 
 def test_a_throughput_needs_its_report(archive: Path, keys: Keys, measured: Path) -> None:
-    template = f"{{{{{ARTIFACT} speed tiny.gguf decode}}}}, {{{{{ARTIFACT} ratio tiny.gguf decode llama-cpp}}}}"
+    template = f"{{{{{ARTIFACT} speed tiny.gguf decode-128}}}}, {{{{{ARTIFACT} ratio tiny.gguf decode-128 llama-cpp}}}}"
     assert written(template, archive, keys, measured) == "120.0 tokens/s, 1.20"
     with pytest.raises(GateError, match="needs --evidence"):
         written(template, archive, keys)
@@ -114,7 +117,7 @@ def test_a_throughput_needs_its_report(archive: Path, keys: Keys, measured: Path
     with pytest.raises(GateError, match="nothere"):
         written(f"{{{{{ARTIFACT} speed tiny.gguf nothere}}}}", archive, keys, measured)
     report = json.loads((measured / "competitor.json").read_text())
-    report["details"]["figures"]["tiny.gguf"]["decode"]["tokens_per_second"] = 500.0
+    report["details"]["figures"]["tiny.gguf"]["decode-128"]["tokens_per_second"] = 500.0
     (measured / "competitor.json").write_text(json.dumps(report))
     with pytest.raises(GateError, match="not the report that the manifest refers to"):
         written(template, archive, keys, measured)
@@ -126,23 +129,33 @@ def test_no_throughput_without_evidence(archive: Path, keys: Keys, matrix: Matri
     check_manifest(manifest, matrix)
     provenance.write_envelope(provenance.statement(manifest, archive, epoch=EPOCH), archive, keys["ours"])
     with pytest.raises(GateError, match="performance_verified is not true: gate competitor did not run"):
-        written(f"{{{{{ARTIFACT} speed tiny.gguf decode}}}}", archive, keys, tmp_path)
+        written(f"{{{{{ARTIFACT} speed tiny.gguf decode-128}}}}", archive, keys, tmp_path)
 
 
 def test_a_report_that_is_no_comparison() -> None:
     assert report_problems(bench_report()) == []
     busy = bench_report()
-    busy["models"][0]["cells"]["decode"]["engines"]["llama-cpp"]["noisy"] = True
+    busy["models"][0]["cells"]["decode-128"]["engines"]["llama-cpp"]["noisy"] = True
     failed = bench_report()
-    failed["models"][0]["cells"]["decode"]["engines"]["trivet"] = {"unsupported": "no such op"}
+    failed["models"][0]["cells"]["decode-128"]["engines"]["trivet"] = {"unsupported": "no such op"}
     for report, complaint in (
         (bench_report(ratios={}), "beside no peer"),
         (busy, "busy while llama-cpp ran"),
         (failed, "trivet: no such op"),
-        ({"models": []}, "holds no cell"),
+        (bench_report() | {"models": []}, "holds no model"),
+        (bench_report() | {"config": {"rounds": "1"}}, "1 rounds; 3 are needed"),
     ):
         (found,) = report_problems(report)
         assert complaint in found
+
+
+@pytest.mark.parametrize("kind", performance.CLAIMED)
+def test_a_claim_needs_each_kind_of_cell(kind: str) -> None:
+    """The time to start alone, for one, says nothing about speed."""
+    report = bench_report()
+    cells = report["models"][0]["cells"]
+    report["models"][0]["cells"] = {name: cell for name, cell in cells.items() if not name.startswith(kind)}
+    assert report_problems(report) == [f"tiny.gguf: no {kind} cell was measured"]
 
 
 @pytest.mark.parametrize(
