@@ -25,7 +25,7 @@ HOST_LIBRARIES = {
     "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
 }  # fmt: skip
 # Drivers belong to the machine; readline is under GPL-3.
-_REFUSED_LIBRARIES = re.compile(r"lib(cuda|nvidia|vulkan|amdhip|hsa|readline|tinfo|avcodec|avformat)\b")
+REFUSED_LIBRARIES = re.compile(r"lib(cuda|nvidia|vulkan|amdhip|hsa|readline|tinfo|avcodec|avformat)\b")
 _REFUSED_NAMES = re.compile(
     r"(?i)\.(o|a|c|cc|cpp|cu|h|hpp|inc|pyx|py|gguf|safetensors|onnx|bin|pem|key|p12|env|npmrc|netrc|pypirc)$"
     r"|(^|/)(tokenizer\.json|tokenizer\.model|id_rsa|id_ed25519|\.env|\.git|credentials)"
@@ -170,7 +170,7 @@ def _binary_problems(name: str, file: ElfFile, arch: str) -> list[str]:
     if file.misaligned:
         out.append(f"has a segment that no loader accepts: {name}")
     for library in (*file.needed, os.path.basename(name)):
-        if _REFUSED_LIBRARIES.match(library):
+        if REFUSED_LIBRARIES.match(library):
             out.append(f"{library} is never bundled and never linked: {name}")
     return out
 

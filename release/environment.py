@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .audit import REFUSED_LIBRARIES
 from .errors import BuildError
 from .process import run
 from .root import cache_folder, inside
@@ -123,8 +124,16 @@ def _forget_build_path(python: Path) -> None:
     config.write_text(text, encoding="utf-8")
 
 
+def refuse_drivers(tree: Path) -> None:
+    """BuildError for a driver in the tree that is built; a stub to link against belongs outside of it."""
+    libraries = (path for path in tree.rglob("*.so*") if REFUSED_LIBRARIES.match(path.name))
+    if found := sorted(path.relative_to(tree).as_posix() for path in libraries):
+        raise BuildError(f"never bundled, yet in the tree that is built: {', '.join(found)}")
+
+
 def _trivet_wheel(work: Path, pip: list[str | Path], environment: Mapping[str, str]) -> Path:
     copy_source(work / "source")
+    refuse_drivers(work / "source")
     explicit = [f"--config-settings=cmake.define.{setting}" for setting in BACK_ENDS]
     run([*pip, "wheel", "-q", "--no-deps", *explicit, "-w", work / "wheel", work / "source"], env=environment)
     for commands in (work / "source").rglob("compile_commands.json"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from release import environment
+from release.errors import BuildError
 
 
 def test_options_stand_on_the_line_of_the_requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +31,17 @@ def test_options_stand_on_the_line_of_the_requirement(tmp_path: Path, monkeypatc
     assert wheel.name == "numpy-0-py3-none-any.whl"
     (line,) = lines
     assert line.startswith("numpy==") and line.endswith(f" {option}\n") and "--hash=sha256:" in line
+
+
+def test_a_stub_driver_in_the_build_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is compiled; a library of our own with a similar name is none."""
+
+    def copied(target: Path) -> None:
+        for name in ("stubs/libcuda.so.1", "libtrivet_cuda.so"):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).touch()
+
+    monkeypatch.setattr(environment, "copy_source", copied)
+    monkeypatch.setattr(environment, "run", lambda *_, **__: pytest.fail("something was built"))
+    with pytest.raises(BuildError, match=r"in the tree that is built: stubs/libcuda\.so\.1$"):
+        environment._trivet_wheel(tmp_path, ["python"], {})

@@ -54,7 +54,11 @@ def test_the_workflow_keeps_the_rules(text: str) -> None:
         ("    needs: [plan, verify]", "    needs: [plan, build]", "attest: needs"),
         ("release build linux-x86_64-glibc-cpu", "release build linux-x86_64-glibc-rocm", "is blocked"),
         ("release build linux-x86_64-glibc-cpu", "release build linux-x86_64-glibc-new", "holds no artifact"),
-        ("${{ vars.TRIVET_RELEASE_MODEL }}", "${{ secrets.TRIVET_RELEASE_MODEL }}", "verify: reads a secret"),
+        (
+            "${{ needs.plan.outputs.version }}\n        run: |\n          sudo apt-get update",
+            "${{ secrets.V }}\n        run: |\n          sudo apt-get update",
+            "verify: reads a secret",
+        ),
         ('plan ${TAG:+"$TAG"}', "plan ${{ github.ref_name }}", "an expression inside a script"),
         (
             "        name: Check the tag against the version\n",
