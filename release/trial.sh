@@ -23,7 +23,12 @@ as_user() {
 }
 
 as_user '! command -v python3'
-as_user '(cd /media/stick && sha256sum -c ./*.sha256) && tar xzf /media/stick/*.tar.gz'
+# The page alone says what to take, and its digest.
+as_user 'cd /media/stick
+  archive=$(sed -n "s/.*<a href=\"\([^\"]*-$(uname -m)-glibc-cpu[^\"]*\)\".*/\1/p" index.html)
+  grep -qF "<code>$(sha256sum "$archive" | cut -d" " -f1)</code>" index.html
+  sha256sum -c "$archive.sha256"
+  cd - && tar xzf "/media/stick/$archive"'
 as_user 'cd trivet-*; bin/trivet --version; bin/trivet verify-self'
 as_user 'cd trivet-*; echo "Say hello." | bin/trivet chat --model /models/model.gguf --max-tokens 12 --temperature 0'
 as_user 'cd trivet-*

@@ -52,6 +52,11 @@ def test_a_call_that_is_allowed(line: str) -> None:
             "2606",
         ),
         ('connect(3<UNIX:[1]>, {sa_family=AF_UNIX, sun_path="/run/dbus/socket"}, 110) = 0', "/run/dbus/socket"),
+        (
+            'connect(3<UDP:[1]>, {sa_family=AF_INET, sin_port=53, sin_addr=inet_addr("1.1.1.1")}, 16 <unfinished ...>',
+            "1.1.1.1",
+        ),
+        ('openat(AT_FDCWD</>, "/srv/late", O_RDWR|O_CREAT, 0644 <unfinished ...>', "openat /srv/late"),
     ],
 )
 def test_a_call_that_reaches_out(line: str, complaint: str) -> None:
