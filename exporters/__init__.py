@@ -24,10 +24,19 @@ def export(
     `tokenizer_pre` overrides the pre-tokenizer name of a GGUF vocabulary. `progress(stage, fraction)` is told what
     happens. Raises ExportError (errors.py); the message is one line.
     """
+    checkpoint = Path(checkpoint).expanduser()
+    if out_dir is None:
+        from .package import default_cache_dir
+        from .stamp import find_stamped
+
+        cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+        found = find_stamped(cache, checkpoint, verify=verify, tokenizer_pre=tokenizer_pre)
+        if found is not None:
+            return found
     from .pipeline import run_export
 
     return run_export(
-        Path(checkpoint),
+        checkpoint,
         Path(out_dir) if out_dir is not None else None,
         verify=verify,
         tokenizer_pre=tokenizer_pre,

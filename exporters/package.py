@@ -40,7 +40,8 @@ EXPORTER_VERSION: Final = 2  # raise it when the same checkpoint would give anot
 _HEAD_BYTES: Final = 16 << 20  # hashed whole: holds the header and tensor table of any sane checkpoint
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 64 << 10
-_SMALL_FILES: Final = (  # of a checkpoint directory, hashed whole
+PACKAGE_FILES: Final = (GRAPH_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)  # that the manifest vouches for
+CHECKPOINT_FILES: Final = (  # of a checkpoint directory, hashed whole
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
@@ -82,12 +83,16 @@ def entry_name(checkpoint: Path, source_dir: Path, sources: list[Source], tokeni
     for source in sources:
         digest.update(f"{source.name}\0{source.digest}\0".encode())
     if checkpoint.is_dir():
-        for name in _SMALL_FILES:
+        for name in CHECKPOINT_FILES:
             path = checkpoint / name
             digest.update(f"{name}\0{_file_digest(path) if path.is_file() else ''}\0".encode())
+    return f"{readable_name(checkpoint)}-{digest.hexdigest()[:16]}"
+
+
+def readable_name(checkpoint: Path) -> str:
+    """The part of a cache entry's name that is not a digest."""
     stem = checkpoint.stem if checkpoint.is_file() else checkpoint.absolute().name
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:60] or "model"
-    return f"{readable}-{digest.hexdigest()[:16]}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:60] or "model"
 
 
 def _file_digest(path: Path) -> str:
@@ -134,10 +139,9 @@ def one_export_at_a_time(source: Path, target: Path) -> Iterator[None]:
 
 def file_table(package_dir: Path) -> dict[str, dict[str, Any]]:
     """Size and sha256 of the files that the manifest vouches for."""
-    names = [GRAPH_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME]
     return {
         name: {"size_bytes": (package_dir / name).stat().st_size, "sha256": _file_digest(package_dir / name)}
-        for name in names
+        for name in PACKAGE_FILES
         if (package_dir / name).is_file()
     }
 

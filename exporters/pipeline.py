@@ -36,6 +36,7 @@ from .package import (
     source_of,
     write_graph,
 )
+from .stamp import write_stamp
 
 Progress = Callable[[str, float], None]
 _FLOAT_DTYPES: Final = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -60,6 +61,7 @@ def run_export(
     if out_dir is None:
         target = (cache_dir or default_cache_dir()) / entry_name(path, source_dir, sources, tokenizer_pre)
         if is_reusable(target, source_dir, sources, verify):
+            write_stamp(target, path, paths, verified=verify, tokenizer_pre=tokenizer_pre)
             return target
     else:
         target = Path(os.path.abspath(out_dir.expanduser()))

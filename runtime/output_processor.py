@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .engine.collector import RequestOutputCollector
 from .errors import InvalidRequestError
 from .outputs import CompletionOutput, FinishReason, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from .request import EngineCoreEventType
 from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from .engine.collector import RequestOutputCollector  # imports asyncio
     from .engine.messages import EngineCoreRequest
     from .request import EngineCoreEvent
     from .scheduler.output import EngineCoreOutput, TokenLogprobs
