@@ -50,8 +50,13 @@ class DeviceSession(Protocol):
     input_names: list[str]  # of the graph
     output_names: list[str]
 
-    def allocate_kv_cache(self, num_blocks: int, block_bytes: int, layout: NDArray[np.int32]) -> None:
-        """Zero-filled memory of num_blocks * block_bytes; `layout` is the graph input kv_layout. Called once."""
+    def allocate_kv_cache(
+        self, num_blocks: int, block_bytes: int, layer_token_bytes: int, layout: NDArray[np.int32]
+    ) -> None:
+        """Zero-filled memory of num_blocks * block_bytes; `layout` is the graph input kv_layout. Called once.
+
+        layer_token_bytes: what a token takes in one layer, on average.
+        """
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """All graph inputs but the KV cache's -> `outputs` in host memory. Lets onnxruntime's exceptions through."""
@@ -122,8 +127,11 @@ class ModelSession:
         if num_blocks < 1 or block_size < 1:
             raise InvalidInputError(f"num_blocks {num_blocks}, block_size {block_size}: expected 1 or more")
         code, element_bytes = KV_DTYPES[dtype]
-        block_bytes = block_size * self._manifest.kv_elements_per_token * element_bytes
-        self._device.allocate_kv_cache(num_blocks, block_bytes, np.array([code, block_size], np.int32))
+        token_bytes = self._manifest.kv_elements_per_token * element_bytes
+        block_bytes = block_size * token_bytes
+        layer_token_bytes = token_bytes // len(self._manifest.kv_cache)
+        layout = np.array([code, block_size], np.int32)
+        self._device.allocate_kv_cache(num_blocks, block_bytes, layer_token_bytes, layout)
         self._has_kv_cache = True
         return num_blocks * block_bytes
 

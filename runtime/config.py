@@ -37,7 +37,7 @@ class UsageContext(StrEnum):
 
 
 CPU_BATCH_DEFAULTS: Final = {  # context -> (max_num_batched_tokens, max_num_seqs)
-    UsageContext.LLM_CLASS: (4096, 256),
+    UsageContext.LLM_CLASS: (2048, 256),
     UsageContext.OPENAI_API_SERVER: (2048, 128),
     UsageContext.CLI: (512, 256),
 }
@@ -145,7 +145,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = option(
         2048,
         "Most tokens of one step.",
-        default_text="512 in run, chat and complete, 2048 in the server, 4096 elsewhere",
+        default_text="512 in run, chat and complete, 2048 elsewhere",
     )
     max_num_seqs: int = option(128, "Most sequences of one step.", default_text="128 in the server, 256 elsewhere")
     max_num_partial_prefills: int = option(1, "Prompts in progress at once.", only=_LATER)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -17,9 +19,13 @@ if TYPE_CHECKING:
 
     from ..session import SessionSettings
 
+# A huge page that is touched is resident as a whole, and each layer's part of the cache ends within one. From so many
+# bytes on, of a token in a layer, it holds 1024 tokens or fewer.
+_HUGE_PAGE_TOKEN_BYTES: Final = 2048
+
 
 class CpuSession:
-    """A DeviceSession (backends/session.py) whose KV cache is calloc'ed memory."""
+    """A DeviceSession (backends/session.py) whose KV cache is an anonymous map."""
 
     def __init__(self, model: bytes, settings: SessionSettings) -> None:
         """num_threads None = the physical cores that this process may use. Raises BackendError subclasses."""
@@ -44,12 +50,15 @@ class CpuSession:
         self._binding: Any = self._session.io_binding()
         self._kv_values: tuple[Any, Any] | None = None
 
-    def allocate_kv_cache(self, num_blocks: int, block_bytes: int, layout: NDArray[np.int32]) -> None:
+    def allocate_kv_cache(
+        self, num_blocks: int, block_bytes: int, layer_token_bytes: int, layout: NDArray[np.int32]
+    ) -> None:
         import onnxruntime as ort
 
         try:
-            cache_memory = np.zeros((num_blocks, block_bytes), np.uint8)  # calloc: untouched pages cost nothing
-        except MemoryError as error:
+            memory = _zeros(num_blocks * block_bytes, huge_pages=layer_token_bytes >= _HUGE_PAGE_TOKEN_BYTES)
+            cache_memory = memory.reshape(num_blocks, block_bytes)
+        except (OSError, OverflowError) as error:
             raise BackendError(f"cannot reserve {num_blocks * block_bytes} bytes for the KV cache: {error}") from error
         value = ort.OrtValue.ortvalue_from_numpy(cache_memory)  # wraps the array's memory
         if value.data_ptr() != cache_memory.ctypes.data:
@@ -77,3 +86,13 @@ class CpuSession:
         self._kv_values = None
         self._binding = None
         self._session = None
+
+
+def _zeros(size: int, *, huge_pages: bool) -> NDArray[np.uint8]:
+    """Zeroed memory that begins with a page; pages that are never touched cost nothing."""
+    memory = mmap.mmap(-1, size)
+    advice = "MADV_HUGEPAGE" if huge_pages else "MADV_NOHUGEPAGE"
+    if hasattr(mmap, advice):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(getattr(mmap, advice))
+    return np.frombuffer(memory, np.uint8)

@@ -169,7 +169,9 @@ class CudaSession:
         self._decode: dict[tuple[int, int], _DecodeStep] = {}
         self._eager_options = _run_options(_EAGER, synchronize=True)
 
-    def allocate_kv_cache(self, num_blocks: int, block_bytes: int, layout: NDArray[np.int32]) -> None:
+    def allocate_kv_cache(
+        self, num_blocks: int, block_bytes: int, layer_token_bytes: int, layout: NDArray[np.int32]
+    ) -> None:
         import onnxruntime as ort
 
         address = self._device.allocate(num_blocks * block_bytes)

@@ -117,6 +117,31 @@ def test_kv_cache_is_lazy_in_place_and_shared_with_the_graph(package: Path) -> N
         session.allocate_kv_cache(num_blocks=1, block_size=1, dtype="float32")
 
 
+def memory_flags(address: int) -> list[str]:
+    """VmFlags of the mapping that holds `address`."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if "-" in head:
+            first, end = (int(part, 16) for part in head.split("-"))
+            inside = first <= address < end
+        elif inside and head == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError(f"no mapping holds {address:#x}")
+
+
+@pytest.mark.parametrize(("threshold", "flag"), [(2 * 2 * 16 * 4 + 1, "nh"), (2 * 2 * 16 * 4, "hg")])
+def test_only_a_wide_kv_cache_takes_huge_pages(
+    threshold: int, flag: str, open_session: Callable[..., ModelSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivet.backends.cpu.session._HUGE_PAGE_TOKEN_BYTES", threshold)
+    device = open_session()._device
+    assert isinstance(device, CpuSession) and device._kv_values is not None
+    address = device._kv_values[0].data_ptr()
+    assert address % os.sysconf("SC_PAGE_SIZE") == 0
+    assert flag in memory_flags(address)
+
+
 def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> None:
     expected = logits_of(open_session(num_threads=1), [41])
     sessions = [open_session(num_threads=2) for _ in range(3)]
