@@ -63,9 +63,10 @@ TRIVET_EXPORT const char* trivet_cuda_open(int ordinal, int64_t* handle) {
   });
 }
 
-// The context goes when the session that uses it has gone as well.
+// The context goes when the session that uses it has gone as well. A load that failed leaves its buffers to this.
 TRIVET_EXPORT const char* trivet_cuda_close(int64_t handle) {
   return reported([&]() -> std::string {
+    release_upload_buffers();
     const std::lock_guard lock(contexts_mutex);
     contexts().erase(handle);
     return "";
