@@ -122,7 +122,7 @@ __device__ double uniform(int64_t seed, int64_t offset) {
 
 struct List {
   const int32_t* ids;
-  int64_t start, count;
+  int64_t start, count;  // count -1: the boundaries are bad
 };
 
 // The block of row 0 reports what is wrong with the boundaries, for all rows.
@@ -142,7 +142,7 @@ __device__ List list_of(const ErrorSink& sink, const int32_t* ids, const int32_t
   if (row == 0) check_loc(sink, loc, rows, total, which);
   if (start < 0 || end < start || end > total || loc[0] != 0 || loc[rows] != total) {
     s.bad = 1;
-    return {ids, 0, 0};
+    return {ids, 0, -1};
   }
   for (int64_t i = start + threadIdx.x; i < end; i += kThreads) {
     if (ids[i] >= 0 && ids[i] < vocab) continue;
@@ -187,6 +187,7 @@ __device__ void check_params(const ErrorSink& sink, const SampleParams& p, const
   check(sink, r.num_logprobs >= -1 && r.num_logprobs <= p.max_num_logprobs, row, kNumLogprobs, r.num_logprobs, 0,
         p.max_num_logprobs, s);
   check(sink, r.forced >= -1 && r.forced < p.vocab, row, kForcedTokenId, r.forced, 0, p.vocab - 1, s);
+  if (history_count < 0) return;  // the block of row 0 names the boundaries, and this one must not be first
   check(sink, r.num_prompt >= 0 && r.num_prompt <= history_count, row, kNumPromptTokens, r.num_prompt, 0, history_count,
         s);
 }
