@@ -39,14 +39,19 @@ class ModelShape:
     rope_base: float
     rms_eps: float
     qk_norm: bool
+    tied: bool = True  # the head is the embedding table
 
 
 SHAPES = {
     "qwen3-0.6b": ModelShape("qwen3", "qwen2", 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6, 1e-6, True),
     "llama3.2-1b": ModelShape("llama", "llama-bpe", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5, 1e-5, False),
+    "qwen3-4b": ModelShape("qwen3", "qwen2", 36, 2560, 9728, 32, 8, 128, 151936, 40960, 1e6, 1e-6, True),
+    "llama3.1-8b": ModelShape(
+        "llama", "llama-bpe", 32, 4096, 14336, 32, 8, 128, 128256, 131072, 5e5, 1e-5, False, tied=False
+    ),
 }
-FORMATS = ("q4_0", "q8_0", "q4_k_m")
-_FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15}  # llama.cpp's numbers of the mixes
+FORMATS = ("q4_0", "q8_0", "q4_k_m", "bf16")
+_FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15, "bf16": 32}  # llama.cpp's numbers of the mixes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,11 +89,13 @@ def write_model(shape: ModelShape, mix: str, path: Path, *, name: str, seed: int
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 def _tensors(shape: ModelShape, mix: str) -> list[tuple[str, int, int, str]]:
-    """(name, rows, columns, format) of every tensor; the head is the embedding table."""
-    wide = "q8_0" if mix == "q8_0" else "q6_k"  # what the table is kept in
+    """(name, rows, columns, format) of every tensor."""
+    wide = mix if mix in ("q8_0", "bf16") else "q6_k"  # what the head is kept in
     body = "q4_k" if mix == "q4_k_m" else mix
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    tensors = [("token_embd.weight", shape.vocabulary, shape.hidden, wide)]
+    tensors = [("token_embd.weight", shape.vocabulary, shape.hidden, wide if shape.tied else body)]
+    if not shape.tied:
+        tensors.append(("output.weight", shape.vocabulary, shape.hidden, wide))
     for layer in range(shape.layers):
         better = wide if mix == "q4_k_m" and _keeps_more_bits(layer, shape.layers) else body
         matrices = [
@@ -145,11 +152,17 @@ def _q6_k(blocks: Bytes) -> None:
     blocks[:, 208:210] = _half(_DEVIATION / 1367)  # scales are uniform in -128..127
 
 
+def _bf16(blocks: Bytes) -> None:
+    values = _DEVIATION * np.random.default_rng(0).standard_normal(1 << 16, np.float32)
+    blocks.view(np.uint16)[:] = (values.view(np.uint32) >> 16).astype(np.uint16)[blocks.view(np.uint16)]
+
+
 _BLOCKS: dict[str, tuple[int, int, Callable[[Bytes], None]]] = {  # weights of a block, its bytes, its scales
     "q4_0": (32, 18, _q4_0),
     "q8_0": (32, 34, _q8_0),
     "q4_k": (256, 144, _q4_k),
     "q6_k": (256, 210, _q6_k),
+    "bf16": (1, 2, _bf16),
 }
 
 

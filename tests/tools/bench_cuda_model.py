@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Speed of whole models with random weights on a CUDA device, at the level of a session: no tokenizer, no scheduler.
 
-    bench_cuda_model.py [SHAPE:FORMAT ...]        e.g. 1b:q4_k 8b:q8_0
+    bench_cuda_model.py [SHAPE:FORMAT | FILE.gguf ...]        e.g. 1b:q4_k 8b:q8_0
 
-Prints one JSON object per model: seconds to load, tokens/s of a 2048-token prompt, of decoding 1 and 64 sequences, and
-the weight bytes that decoding one sequence reads per second.
+Prints one JSON object per model: seconds to load, tokens/s of a 2048-token prompt and of decoding 1 and 64 sequences,
+the weight bytes that decoding one sequence reads per second beside the speed of a copy, the products of a prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from tiny_checkpoints import Tiny, tensor_shapes
 from tiny_tokenizers import Vocabulary, sentencepiece_bpe
 from trivet.backends.contract.formats import FORMATS
 from trivet.backends.contract.manifest import read_manifest
+from trivet.backends.cuda.device import CudaDevice
 from trivet.backends.session import ModelSession
 from trivet.exporters import export
+from trivet.exporters.checkpoint import open_checkpoint
+from verify_cuda import copy_speed
 
 BLOCK_SIZE = 16
 PROMPT = 2048
@@ -78,12 +82,20 @@ def random_rows(fmt: str, shape: tuple[int, int], rng: np.random.Generator) -> N
     return np.resize(rows, (shape[0], row_bytes))
 
 
-def make_package(shape: str, fmt: str, folder: Path) -> tuple[Path, int]:
-    """The package and its weight bytes, without the embedding, of which decoding reads one row."""
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a token reads: the embedding counts where it is the head too."""
+
+    num_bytes: int
+    num_weights: int  # of the layers alone
+
+
+def make_package(shape: str, fmt: str, folder: Path) -> tuple[Path, Read]:
+    """A new package with random weights."""
     model = Tiny(name=shape, family="llama", vocab_size=128256, max_position_embeddings=8192, **SHAPES[shape])
     rng = np.random.default_rng(0)
     weights: dict[str, NDArray[Any]] = {}
-    read = 0
+    read = weights_of_layers = 0
     for name, extents in tensor_shapes(model).items():
         if len(extents) == 1:
             weights[name] = np.ones(extents, np.float32)
@@ -91,13 +103,15 @@ def make_package(shape: str, fmt: str, folder: Path) -> tuple[Path, int]:
         weights[name] = random_rows(fmt, (extents[0], extents[1]), rng)
         if name != "model.embed_tokens.weight" or model.tied:
             read += weights[name].nbytes
+        if name not in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights_of_layers += extents[0] * extents[1]
         if fmt == "bf16":
             weights[name] = weights[name].view(np.uint16)
     path = folder / f"{shape}-{fmt}.gguf"
     tiny_writers.vocabulary_of = wide_vocabulary
     tiny_writers.interleave_heads = lambda values, num_heads: values
     tiny_writers.write_gguf(model, weights, fmt, path)
-    return export(path, folder / f"{shape}-{fmt}", verify=False), read
+    return export(path, folder / f"{shape}-{fmt}", verify=False), Read(read, weights_of_layers)
 
 
 def step(tokens: int, computed: int, batch: int, width: int) -> dict[str, NDArray[Any]]:
@@ -136,8 +150,28 @@ def median_seconds(run: Callable[[dict[str, NDArray[Any]]], Any], steps: list[di
     return float(np.median(times))
 
 
-def measure(shape: str, fmt: str, folder: Path) -> dict[str, Any]:
-    package, weight_bytes = make_package(shape, fmt, folder)
+def file_package(file: Path, folder: Path) -> tuple[Path, Read]:
+    """The package of a GGUF file that is there."""
+    checkpoint = open_checkpoint(file)
+    matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
+    table = matrices.pop("token_embd.weight")
+    head = matrices.pop("output.weight", table)
+    layers = matrices.values()
+    read = Read(head.nbytes + sum(t.nbytes for t in layers), sum(t.num_elements for t in layers))
+    checkpoint.close()
+    return export(file, folder / file.stem, verify=False), read
+
+
+def copy_bytes_per_second() -> float:
+    device = CudaDevice(0)
+    try:
+        return copy_speed(device)
+    finally:
+        device.close()
+
+
+def measure(package: Path, read: Read) -> dict[str, Any]:
+    copy = copy_bytes_per_second()
     started = time.perf_counter()
     session = ModelSession(package, read_manifest(package), device="cuda")
     load = time.perf_counter() - started
@@ -159,14 +193,14 @@ def measure(shape: str, fmt: str, folder: Path) -> dict[str, Any]:
     batch = median_seconds(run, many)
     session.close()
     return {
-        "model": shape,
-        "format": fmt,
-        "weight_gb": weight_bytes / 1e9,
+        "weight_gb": read.num_bytes / 1e9,
         "load_s": load,
         "prefill_tokens_per_s": PROMPT / prefill,
+        "prefill_tflops": 2 * read.num_weights * PROMPT / prefill / 1e12,
         "decode_ms": single * 1e3,
         "decode_tokens_per_s": 1 / single,
-        "decode_gb_per_s": weight_bytes / single / 1e9,
+        "decode_gb_per_s": read.num_bytes / single / 1e9,
+        "copy_gb_per_s": copy / 1e9,
         "decode_64_ms": batch * 1e3,
         "decode_64_tokens_per_s": 64 / batch,
     }
@@ -174,9 +208,13 @@ def measure(shape: str, fmt: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     for item in sys.argv[1:] or ["1b:q4_k", "8b:q4_k"]:
-        shape, _, fmt = item.partition(":")
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(shape, fmt, Path(folder))), flush=True)
+            if item.endswith(".gguf"):
+                package, read = file_package(Path(item).resolve(), Path(folder))
+            else:
+                shape, _, fmt = item.partition(":")
+                package, read = make_package(shape, fmt, Path(folder))
+            print(json.dumps({"model": item, **measure(package, read)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""A server that answers by a script: known delays, known tokens."""
+"""A server that answers by a script: known delays, known tokens; and the modules of bench/."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -99,3 +103,17 @@ def scripted_server() -> Iterator[Callable[..., ScriptedServer]]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """load("growth") -> bench/growth.py, as its own process sees it."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
+            del sys.modules[name]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,17 +17,6 @@ import numpy as np
 import pytest
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """load("growth") -> bench/growth.py, as its own process sees it."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
-            del sys.modules[name]
 
 
 def rates(**engines: float | None) -> dict[str, Any]:
@@ -111,7 +98,7 @@ def test_limits_of_this_machine(load: Any) -> None:
 
 
 # --- random models ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "q4_k", "q6_k", "bf16"])
 def test_random_blocks_have_the_weights_of_a_fresh_model(load: Any, kind: str) -> None:
     rows = load("random_gguf").random_rows(kind, 64, 1024, np.random.default_rng(1))
     weights = gguf.dequantize(rows, getattr(gguf.GGMLQuantizationType, kind.upper()))
@@ -120,19 +107,21 @@ def test_random_blocks_have_the_weights_of_a_fresh_model(load: Any, kind: str) -
     assert weights.std() == pytest.approx(0.02, rel=0.05)
 
 
-@pytest.mark.parametrize("mix", ["q4_0", "q8_0", "q4_k_m"])
-def test_a_random_model_is_read_by_trivet(load: Any, tmp_path: Path, mix: str) -> None:
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("mix", ["q4_0", "q8_0", "q4_k_m", "bf16"])
+def test_a_random_model_is_read_by_trivet(load: Any, tmp_path: Path, mix: str, tied: bool) -> None:
     from trivet.exporters.checkpoint import open_checkpoint
 
     module = load("random_gguf")
-    shape = module.ModelShape("qwen3", "qwen2", 8, 256, 512, 4, 2, 64, 1000, 4096, 1e6, 1e-6, True)
+    shape = module.ModelShape("qwen3", "qwen2", 8, 256, 512, 4, 2, 64, 1000, 4096, 1e6, 1e-6, True, tied)
     module.write_model(shape, mix, tmp_path / "m.gguf", name="m")
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     formats = {checkpoint.tensors[f"blk.{layer}.ffn_down.weight"].format for layer in range(8)}
+    assert ("output.weight" in checkpoint.tensors) == (not tied)
     checkpoint.close()
     assert {str(getattr(item, "value", item)).lower() for item in formats} == {
-        "q4_0": {"q4_0"}, "q8_0": {"q8_0"}, "q4_k_m": {"q4_k", "q6_k"},
+        "q4_0": {"q4_0"}, "q8_0": {"q8_0"}, "q4_k_m": {"q4_k", "q6_k"}, "bf16": {"bf16"},
     }[mix]  # fmt: skip
 
 
