@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="build, measure, write the result")
     run.add_argument("--output", type=Path, default=Path("many-core.json"), help="default: %(default)s")
     run.add_argument("--minutes", type=float, default=8.5, help="in all (default: %(default)s)")
+    run.add_argument("--libraries", type=Path, help="folder of a libllama built for this host (default: build it)")
     run.add_argument("--work", type=Path, help="where to build (default: a temporary folder)")
     for command in (pack, run):
         command.add_argument("folder", type=Path)
@@ -116,7 +117,8 @@ def _run(args: argparse.Namespace) -> int:
         python = _environment(work / "trivet", work / "wheels")
         code = "import sys; sys.path.insert(0, sys.argv[1]); import many_core; many_core.measure(*sys.argv[2:])"
         left = 60 * args.minutes - (time.monotonic() - started)
-        command = [str(python), "-c", code, str(_BENCH), str(work), str(args.output.resolve()), str(left)]
+        libraries = str(args.libraries.resolve()) if args.libraries else ""
+        command = [str(python), "-c", code, str(_BENCH), str(work), str(args.output.resolve()), str(left), libraries]
         done = subprocess.run(command, env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"}, check=False)
     return done.returncode
 
@@ -151,8 +153,8 @@ class Budget:
         self._needed[cell] = max(self._needed.get(cell, 0.0), seconds * threads)
 
 
-def measure(work_text: str, output_text: str, seconds_text: str) -> None:
-    """Build llama.cpp, write the models, and measure what _plan says until the time is over."""
+def measure(work_text: str, output_text: str, seconds_text: str, libraries_text: str) -> None:
+    """Build llama.cpp unless it is there, write the models, and measure what _plan says until the time is over."""
     from compare import new_report
     from engines import EngineSpec, own_engine
     from growth import parallel_efficiency, thread_counts
@@ -161,7 +163,7 @@ def measure(work_text: str, output_text: str, seconds_text: str) -> None:
     from tables import markdown, merge
 
     work, output, budget = Path(work_text), Path(output_text), Budget(float(seconds_text))
-    specs = [own_engine(), EngineSpec("llama-cpp", str(_build_llama_cpp(work)))]
+    specs = [own_engine(), EngineSpec("llama-cpp", str(_install_llama_cpp(work, libraries_text)))]
     models = _write_models(work)
     counts = thread_counts(len(os.sched_getaffinity(0)))
     noise = refuse_noise(allowed=True)
@@ -181,7 +183,8 @@ def measure(work_text: str, output_text: str, seconds_text: str) -> None:
     print(f"left out for time: {', '.join(budget.skipped) or 'nothing'}; written to {output}")
 
 
-def _build_llama_cpp(work: Path) -> Path:
+def _install_llama_cpp(work: Path, libraries_text: str) -> Path:
+    """The Python that has llama.cpp, with the libraries of that folder or newly built ones."""
     import llama_cpp_build
 
     started = time.monotonic()
@@ -194,12 +197,12 @@ def _build_llama_cpp(work: Path) -> Path:
 
     source = work / "llama_cpp_python"
     try:
-        libraries = llama_cpp_build.build(source, work / "llama-build", run, tools=False)
+        libraries = Path(libraries_text or llama_cpp_build.build(source, work / "llama-build", run, tools=False))
     except subprocess.CalledProcessError:
         print(log.read_text()[-3000:], file=sys.stderr)
         raise
     llama_cpp_build.install_package(python, source, libraries)
-    print(f"llama.cpp built in {time.monotonic() - started:.0f} s", flush=True)
+    print(f"llama.cpp there after {time.monotonic() - started:.0f} s", flush=True)
     return python
 
 
