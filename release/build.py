@@ -23,7 +23,7 @@ from .manifest import MANIFEST_NAME, SCHEMA_NAME, check_manifest, to_bytes
 from .matrix import Tuple, load_matrix
 from .names import PROJECT, archive_name
 from .process import run
-from .source import Source, read_source
+from .source import Source, read_source, refuse_in_tree
 from .stage import check_links, owners_of, stage_tree, tree_size
 from .tiers import tier_facts
 
@@ -46,6 +46,7 @@ def build(artifact_id: str, options: BuildOptions) -> Path:
     entry = matrix.require_buildable(artifact_id, "built")
     _check_host(entry, options)
     source = read_source()
+    refuse_in_tree(options.out)
     options.work.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     if any(options.work.iterdir()):

@@ -13,6 +13,7 @@ from .errors import GateError
 from .index import make_index
 from .process import run
 from .rebuild import rebuild
+from .source import refuse_in_tree
 from .verify import VerifyOptions, attest, verify
 
 T = TypeVar("T")
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 def release_all(artifact_id: str, options: BuildOptions, evidence: Path, model: Path | None) -> dict[str, Any]:
     """The manifest with evidence; ReleaseError at the first step that fails. No `options.key` = a key made for this."""
+    refuse_in_tree(evidence)
     evidence.mkdir(parents=True, exist_ok=True)
     key = options.key or _test_key(options.work)
     public = evidence / "release.pub"

@@ -12,10 +12,12 @@ from .build import BuildOptions, build
 from .errors import GateError
 from .evidence import GateResult
 from .names import parse_archive_name
+from .source import refuse_in_tree
 
 
 def rebuild(archive: Path, options: BuildOptions, evidence: Path) -> GateResult:
     """Build the tuple of `archive` a second time, compare, and leave the result in `evidence`."""
+    refuse_in_tree(evidence)
     digest = check_checksum(archive)
     with _other_surroundings():
         again = build(parse_archive_name(archive.name).artifact_id, options)

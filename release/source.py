@@ -44,6 +44,16 @@ def read_source() -> Source:
     )
 
 
+def refuse_in_tree(folder: Path) -> None:
+    """BuildError for a folder of results in the checkout that git does not ignore; no later build would be clean."""
+    if not folder.absolute().is_relative_to(ROOT):
+        return
+    try:
+        _git("check-ignore", "--quiet", f"{folder.absolute()}/any")
+    except BuildError as error:
+        raise BuildError(f"{folder} is in the source tree; results go to dist, evidence or outside of it") from error
+
+
 def copy_source(target: Path) -> None:
     """Copy what git tracks or would track, as it lies in the working tree; links of the checkout stay out."""
     for name in _file_names():

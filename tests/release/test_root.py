@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from release import root, source
+from release.__main__ import main
 from release.build import BuildOptions, build
 from release.errors import BuildError
 
@@ -100,6 +102,29 @@ def test_a_copy_of_the_tree_knows_its_commit(tmp_path: Path, monkeypatch: pytest
         for folder in ("copy", "again")
     ]
     assert names[0] == names[1]
+
+
+def test_results_stay_out_of_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive or a report that git sees would make the tree of the second build unclean, and another archive."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    subprocess.run(["git", "init", "-q", checkout], check=True)
+    shutil.copy(source.ROOT / ".gitignore", checkout)
+    monkeypatch.setattr(source, "ROOT", checkout)
+    for folder in (checkout / "dist", checkout / "evidence", checkout / "build/unverified", tmp_path / "out"):
+        source.refuse_in_tree(folder)
+    for folder in (checkout / "out", checkout / "release" / "dist", checkout):
+        with pytest.raises(BuildError, match="is in the source tree"):
+            source.refuse_in_tree(folder)
+
+
+@pytest.mark.parametrize(
+    "command", ["build X --out HERE", "rebuild none.tar.gz --evidence HERE", "all X --evidence HERE"]
+)
+def test_every_command_that_builds_asks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"X": "linux-x86_64-glibc-cpu", "HERE": str(source.ROOT / "results")}
+    assert main([words.get(word, word) for word in command.split()]) == 1
+    assert "results is in the source tree" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need the superuser")
