@@ -10,13 +10,18 @@ from . import console, options
 from .conversation import add_session_flags, open_session, print_answer, read_lines
 from .errors import UsageError
 from .exit_codes import ExitCode
-from .parser import ArgumentParser
+from .parser import ArgumentParser, suggestion
 
 if TYPE_CHECKING:
     from ..session import Message, Session
 
-DESCRIPTION = """Talk with a model, line by line. ^C stops an answer; ^C or ^D at the prompt ends the chat.
-The model runs in this process, or behind --url."""
+DESCRIPTION = """Talk with a model, line by line. ^C stops an answer; ^C or ^D at the prompt ends the chat; /help there
+lists commands. The model runs in this process, or behind --url."""
+_COMMANDS = {
+    "/help": "list the commands",
+    "/clear": "begin anew: forget what was said",
+    "/exit": "end the chat, as ^D does",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,7 +46,7 @@ def run(args: Namespace) -> int:
             answer = print_answer(session.chat(messages, sampling), stats=args.stats)
             return ExitCode.INTERRUPTED if answer is None else ExitCode.OK
         if sys.stdin.isatty():
-            console.note(f"{session.model_name}: ^C stops an answer, ^D ends the chat")
+            console.note(f"{session.model_name}: ^C stops an answer, ^D ends the chat, /help lists commands")
         _talk(session, messages, sampling, stats=args.stats)
     return ExitCode.OK
 
@@ -50,7 +55,20 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
     from ...runtime.errors import InvalidRequestError
     from ..remote import RemoteError
 
+    num_first = len(messages)
     for line in read_lines("> "):
+        if sys.stdin.isatty() and line.startswith("/"):  # what is piped in is text
+            command = line.strip()
+            if command == "/exit":
+                return
+            if command == "/clear":
+                del messages[num_first:]
+                console.note("(forgotten)")
+            else:
+                _help(command)
+            continue
+        if sys.stdin.isatty() and line.startswith(" /"):
+            line = line[1:]
         messages.append({"role": "user", "content": line})
         try:
             answer = print_answer(session.chat(messages, sampling), stats=stats)
@@ -63,3 +81,14 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
             console.note("(stopped; the question is forgotten)")
             continue
         messages.append({"role": "assistant", "content": answer})
+
+
+def _help(command: str) -> None:
+    """List the commands, or refuse one that is not known."""
+    hint = "a line for the model that begins with a slash needs a space in front"
+    if command != "/help":
+        console.error(f"unknown command {command}{suggestion(command, list(_COMMANDS))}; /help lists them; {hint}")
+        return
+    for name, meaning in _COMMANDS.items():
+        console.note(f"{name:<8}{meaning}")
+    console.note(hint)

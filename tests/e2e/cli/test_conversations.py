@@ -169,7 +169,7 @@ def spawn(cli: Any, *arguments: Any, **environment: str) -> Any:
 
 def test_chat_on_a_terminal(cli: Any, llama: Path) -> None:
     child = spawn(cli, "chat", "-m", llama, *GREEDY, "--stats")
-    child.expect_exact(f"{llama.name}: ^C stops an answer, ^D ends the chat")
+    child.expect_exact(f"{llama.name}: ^C stops an answer, ^D ends the chat, /help lists commands")
     child.expect_exact("> ")
     child.sendline("Hello")
     child.expect(r"\[TTFT \d+ ms, [\d.]+ tokens/s, 12 tokens\]")
@@ -270,6 +270,36 @@ def test_chat_with_another_server(cli: Any, other_server: tuple[str, list[Any]])
     assert seen[2][1]["model"] == "second" and seen[2][2] == "Bearer from-environment"
     cli("chat", "--url", url, "-q", "x", "--api-key", "given", OPENAI_API_KEY="from-environment")
     assert seen[3][2] == "Bearer given"
+
+
+def test_chat_commands_are_for_a_person_and_never_reach_the_model(
+    cli: Any, other_server: tuple[str, list[Any]]
+) -> None:
+    url, seen = other_server
+    child = spawn(cli, "chat", "--url", url, "--system-prompt", "Be brief")
+    for line, answer in [
+        ("/help", "/clear  begin anew: forget what was said"),
+        ("/hlep me", "error: unknown command /hlep me; did you mean /help?; /help lists them; a line for the model"),
+        ("Hello", "44"),
+        (" /help is what?", "44"),
+        ("/clear", "(forgotten)"),
+        ("Again", "44"),
+    ]:
+        child.expect_exact("> ")
+        child.sendline(line)
+        child.expect_exact(answer)
+    child.expect_exact("> ")
+    child.sendline("/exit")
+    child.wait()
+    assert child.exitstatus == 0
+    contents = [[message["content"] for message in body["messages"]] for _, body, _ in seen]
+    assert contents == [
+        ["Be brief", "Hello"],
+        ["Be brief", "Hello", "44", "/help is what?"],
+        ["Be brief", "Again"],
+    ]
+    assert cli("chat", "--url", url, stdin="/help\n").out == "44\n"
+    assert seen[-1][1]["messages"][-1]["content"] == "/help"
 
 
 def test_complete_with_another_server(cli: Any, other_server: tuple[str, list[Any]]) -> None:
