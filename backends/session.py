@@ -50,13 +50,11 @@ class DeviceSession(Protocol):
     input_names: list[str]  # of the graph
     output_names: list[str]
 
-    def allocate_kv_cache(
-        self, num_blocks: int, block_bytes: int, layer_token_bytes: int, layout: NDArray[np.int32]
-    ) -> None:
-        """Zero-filled memory of num_blocks * block_bytes; `layout` is the graph input kv_layout. Called once.
+    def allocate_kv_cache(self, num_blocks: int, layer_bytes: Sequence[int], layout: NDArray[np.int32]) -> None:
+        """Zero-filled memory; `layer_bytes`: of a block, in each layer; `layout`: the graph input. Called once."""
 
-        layer_token_bytes: what a token takes in one layer, on average.
-        """
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Whole KV blocks (from, to), in order, before what run() does next."""
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """All graph inputs but the KV cache's -> `outputs` in host memory. Lets onnxruntime's exceptions through."""
@@ -110,7 +108,7 @@ class ModelSession:
             raise
         self.tier, self.num_threads = self._device.tier, self._device.num_threads
         self._outputs = set(self._device.output_names) - {KV_OUTPUT}
-        self._has_kv_cache = False
+        self._has_kv_cache, self._num_blocks = False, 0
         self._closed = False
 
     def allocate_kv_cache(self, *, num_blocks: int, block_size: int, dtype: str) -> int:
@@ -127,13 +125,21 @@ class ModelSession:
         if num_blocks < 1 or block_size < 1:
             raise InvalidInputError(f"num_blocks {num_blocks}, block_size {block_size}: expected 1 or more")
         code, element_bytes = KV_DTYPES[dtype]
-        token_bytes = self._manifest.kv_elements_per_token * element_bytes
-        block_bytes = block_size * token_bytes
-        layer_token_bytes = token_bytes // len(self._manifest.kv_cache)
-        layout = np.array([code, block_size], np.int32)
-        self._device.allocate_kv_cache(num_blocks, block_bytes, layer_token_bytes, layout)
-        self._has_kv_cache = True
-        return num_blocks * block_bytes
+        specs = sorted(self._manifest.kv_cache, key=lambda spec: spec.kv_offset)
+        layer_bytes = [2 * spec.num_kv_heads * spec.head_dim * block_size * element_bytes for spec in specs]
+        self._device.allocate_kv_cache(num_blocks, layer_bytes, np.array([code, block_size], np.int32))
+        self._has_kv_cache, self._num_blocks = True, num_blocks
+        return num_blocks * sum(layer_bytes)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy KV blocks, each (from, to), in this order; the next run() finds them copied."""
+        if not self._has_kv_cache or self._closed:
+            raise BackendError("copy_blocks: call allocate_kv_cache first, and not after close")
+        for block_id in {block_id for copy in copies for block_id in copy}:
+            if not 0 < block_id < self._num_blocks:
+                raise InvalidInputError(f"copy_blocks: block {block_id}; expected 1 to {self._num_blocks - 1}")
+        with translated(KernelError, "copying KV blocks failed"):
+            self._device.copy_blocks(copies)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Run one step: all graph inputs but the KV cache's, C-contiguous; returns `outputs` and the extra outputs."""

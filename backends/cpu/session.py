@@ -49,12 +49,13 @@ class CpuSession:
         self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
         self._binding: Any = self._session.io_binding()
         self._kv_values: tuple[Any, Any] | None = None
+        self._kv_layers: list[NDArray[np.uint8]] = []  # [num_blocks, bytes], views of the cache
 
-    def allocate_kv_cache(
-        self, num_blocks: int, block_bytes: int, layer_token_bytes: int, layout: NDArray[np.int32]
-    ) -> None:
+    def allocate_kv_cache(self, num_blocks: int, layer_bytes: Sequence[int], layout: NDArray[np.int32]) -> None:
         import onnxruntime as ort
 
+        block_bytes = sum(layer_bytes)
+        layer_token_bytes = block_bytes // len(layer_bytes) // int(layout[1])  # layout: KV dtype, block_size
         try:
             memory = _zeros(num_blocks * block_bytes, huge_pages=layer_token_bytes >= _HUGE_PAGE_TOKEN_BYTES)
             cache_memory = memory.reshape(num_blocks, block_bytes)
@@ -66,6 +67,14 @@ class CpuSession:
         self._kv_values = (value, ort.OrtValue.ortvalue_from_numpy(layout))
         for name, bound in zip(KV_INPUTS, self._kv_values, strict=True):
             self._binding.bind_ortvalue_input(name, bound)
+        ends = num_blocks * np.cumsum(layer_bytes)
+        layers = np.split(cache_memory.reshape(-1), ends[:-1])
+        self._kv_layers = [layer.reshape(num_blocks, -1) for layer in layers]
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for layer in self._kv_layers:
+            for source, target in copies:
+                layer[target] = layer[source]
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         assert self._kv_values is not None
@@ -83,6 +92,7 @@ class CpuSession:
         return {name: values[i].numpy() for i, name in enumerate(outputs, start=1)}
 
     def close(self) -> None:
+        self._kv_layers = []
         self._kv_values = None
         self._binding = None
         self._session = None

@@ -169,11 +169,10 @@ class CudaSession:
         self._decode: dict[tuple[int, int], _DecodeStep] = {}
         self._eager_options = _run_options(_EAGER, synchronize=True)
 
-    def allocate_kv_cache(
-        self, num_blocks: int, block_bytes: int, layer_token_bytes: int, layout: NDArray[np.int32]
-    ) -> None:
+    def allocate_kv_cache(self, num_blocks: int, layer_bytes: Sequence[int], layout: NDArray[np.int32]) -> None:
         import onnxruntime as ort
 
+        block_bytes = sum(layer_bytes)
         address = self._device.allocate(num_blocks * block_bytes)
         self._device.fill(address, 0, num_blocks * block_bytes)
         self._device.finish()
@@ -182,6 +181,12 @@ class CudaSession:
             "shape": (num_blocks, block_bytes),
             "layout": ort.OrtValue.ortvalue_from_numpy(layout),
         }
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        assert self._kv is not None
+        address, (_, block_bytes) = self._kv["address"], self._kv["shape"]
+        for source, target in copies:
+            self._device.copy(address + target * block_bytes, address + source * block_bytes, block_bytes)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         try:

@@ -72,6 +72,7 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
             block_size=block_size,
             max_model_len=config.max_model_len,
             enable_prefix_caching=config.cache_config.enable_prefix_caching,
+            copy_block_heads=True,
         )
         batch = InputBatch(
             max_num_batched_tokens=scheduler_config.max_num_batched_tokens,

@@ -42,6 +42,13 @@ def extra_keys_of_block(request: Request, start_token: int) -> tuple[tuple[str, 
     return keys
 
 
+def prefix_of_block(request: Request, index: int) -> bytes:
+    """Identifies all that comes before the request's block `index`: every full block before it has been hashed."""
+    if index > 0:
+        return request.block_hashes[index - 1]
+    return hash_block_tokens(None, b"", extra_keys_of_block(request, 0))
+
+
 def make_block_hasher(block_size: int) -> Callable[[Request], list[bytes]]:
     """A function that returns the hashes of a request's full blocks that are not in `request.block_hashes` yet."""
 

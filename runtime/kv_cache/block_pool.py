@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from .block_heads import BlockHeads
+
 
 class KVCacheBlock:
     """One block. `block_hash` is set while its content can serve a hit; the links are the free queue's."""
@@ -103,6 +105,7 @@ class BlockPool:
         # hash -> {block id: block}. Blocks of equal content are kept side by side, never merged: a request's table
         # must not change under it. The first one inserted serves the hits.
         self.cached_block_hash_to_block: dict[bytes, dict[int, KVCacheBlock]] = {}
+        self.heads = BlockHeads()
 
     # --- queries --------------------------------------------------------------------------------------------------
     def get_num_free_blocks(self) -> int:
@@ -148,7 +151,8 @@ class BlockPool:
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """One holder less for each; blocks without holders become free, the first given the first to be reused.
 
-        Blocks without a hash can never serve a hit, so they go to the front of the queue, before every cached one.
+        Blocks without a hash or a head can never serve a hit, so they go to the front of the queue, before every cached
+        one.
         Raises ValueError for a block that nobody holds.
         """
         cached: list[KVCacheBlock] = []
@@ -160,7 +164,7 @@ class BlockPool:
                 raise ValueError(f"{block} is freed more often than it was taken")
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
-                (uncached if block.block_hash is None else cached).append(block)
+                (cached if block.block_hash is not None or block in self.heads else uncached).append(block)
         self.free_block_queue.prepend_n(uncached)
         self.free_block_queue.append_n(cached)
 
@@ -184,11 +188,13 @@ class BlockPool:
         if self.get_num_free_blocks() != self.num_usable_blocks:
             return False
         self.cached_block_hash_to_block.clear()
+        self.heads.clear()
         for block in self.blocks:
             block.block_hash = None
         return True
 
     def _evict(self, block: KVCacheBlock) -> None:
+        self.heads.forget(block)
         if block.block_hash is None:
             return
         same_content = self.cached_block_hash_to_block[block.block_hash]
@@ -219,3 +225,4 @@ class BlockPool:
         assert mapped == hashed, "hashes of the blocks and the cached map disagree"
         assert all(self.cached_block_hash_to_block.values()), "an empty entry in the cached map"
         assert self.enable_caching or not hashed, "blocks are cached with caching off"
+        self.heads.check_integrity()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ..request import RequestStatus
+from .block_hash import prefix_of_block
+from .block_heads import NO_MATCH, HeadMatch
 from .block_pool import BlockPool, KVCacheBlock
 
 if TYPE_CHECKING:
@@ -56,17 +58,21 @@ class KVCacheManager:
         block_size: int,
         max_model_len: int,
         enable_caching: bool = True,
+        copy_block_heads: bool = False,
         watermark: float = 0.0,
     ) -> None:
-        """`num_gpu_blocks` counts the null block. `watermark` in [0, 1): share of the blocks that admission of a
+        """`num_gpu_blocks` counts the null block. `copy_block_heads`: the prefix cache also serves a part of a block,
+        and what take_block_copies() returns is copied. `watermark` in [0, 1): share of the blocks that admission of a
         waiting request leaves free while others run."""
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
+        self.copy_block_heads = enable_caching and copy_block_heads
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         self.block_pool = BlockPool(num_gpu_blocks, enable_caching)
         self.prefix_cache_stats = PrefixCacheStats()
         self._tables: dict[str, _Table] = {}
+        self._block_copies: list[tuple[int, int]] = []
 
     # --- queries --------------------------------------------------------------------------------------------------
     @property
@@ -100,7 +106,24 @@ class KVCacheManager:
                 hits.append(block)
         return hits
 
+    def get_block_head(self, request: Request, hits: list[KVCacheBlock]) -> HeadMatch:
+        """What the request's first block after the hits can begin with; not its last token either. Changes nothing."""
+        start = len(hits) * self.block_size
+        end = min(start + self.block_size, request.num_tokens - 1)
+        if not self.copy_block_heads or request.skip_reading_prefix_cache or start >= end:
+            return NO_MATCH
+        return self.block_pool.heads.match(prefix_of_block(request, len(hits)), request.token_bytes(start, end))
+
     # --- changes --------------------------------------------------------------------------------------------------
+    def begin_step(self) -> None:
+        """The step before is over: what it computed is in the cache."""
+        self.block_pool.heads.settle()
+
+    def take_block_copies(self) -> list[tuple[int, int]]:
+        """(from, to): blocks to be copied before the step computes anything, in this order."""
+        copies, self._block_copies = self._block_copies, []
+        return copies
+
     def extend_prefix_hit(self, request: Request) -> int:
         """Append blocks that others have computed since the request was admitted to its table; their tokens.
 
@@ -125,6 +148,7 @@ class KVCacheManager:
         num_new_tokens: int,
         *,
         new_computed_blocks: list[KVCacheBlock] | None = None,
+        head: HeadMatch = NO_MATCH,
         num_lookahead_tokens: int = 0,
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
@@ -133,6 +157,7 @@ class KVCacheManager:
         """Make room for `num_new_tokens` more tokens; the new blocks, or None (nothing changed) when too few are free.
 
         new_computed_blocks: prefix hit of a request that has no table yet; the blocks become the table's start.
+        head: what get_block_head() found behind this hit; it is copied to the first of the new blocks.
         num_lookahead_tokens: slots beyond the new tokens (speculation).
         full_sequence_must_fit: also require room for all tokens known so far, not only for this step's.
         reserved_blocks: blocks that must stay free for others.
@@ -155,7 +180,7 @@ class KVCacheManager:
             num_full = self._num_blocks_for(min(request.num_tokens, self.max_model_len))
             if num_full - num_held + watermark > num_free:
                 return None
-        num_computed = request.num_computed_tokens + len(hits) * self.block_size
+        num_computed = request.num_computed_tokens + len(hits) * self.block_size + head.num_tokens
         num_slots = min(num_computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
         num_new_blocks = max(0, self._num_blocks_for(num_slots) - num_held)
         if num_new_blocks + watermark > num_free - reserved_blocks:
@@ -166,8 +191,13 @@ class KVCacheManager:
             self._take_hits(table, hits)
         new_blocks = self.block_pool.get_new_blocks(num_new_blocks) if num_new_blocks else []
         table.extend(new_blocks)
+        if head.block is not None and head.block is not new_blocks[0]:
+            self._block_copies.append((head.block.block_id, new_blocks[0].block_id))
         if self.enable_caching:
-            self._cache_blocks(request, table, min(num_computed + num_new_tokens, request.num_tokens))
+            num_final = min(num_computed + num_new_tokens, request.num_tokens)
+            self._cache_blocks(request, table, num_final)
+            if num_new_tokens > 1 or num_final % self.block_size == 0:  # while it decodes, whole blocks are enough
+                self._record_heads(request, table, num_computed, num_final)
         return new_blocks
 
     def _cache_blocks(self, request: Request, table: _Table, num_final_tokens: int) -> None:
@@ -176,10 +206,21 @@ class KVCacheManager:
             self.block_pool.cache_full_blocks(table.blocks[start:end], request.block_hashes[start:end])
             table.num_cached_blocks = end
 
+    def _record_heads(self, request: Request, table: _Table, start: int, end: int) -> None:
+        """Blocks that hold the tokens [start, end) can be copied from after this step, up to `end`."""
+        if not self.copy_block_heads:
+            return
+        for index in range(start // self.block_size, self._num_blocks_for(end)):
+            first = index * self.block_size
+            token_bytes = request.token_bytes(first, min(first + self.block_size, end))
+            self.block_pool.heads.record(prefix_of_block(request, index), table.blocks[index], token_bytes)
+
     def free(self, request: Request) -> None:
         """Give up the table, last block first, so that of a cached prefix the end is reused before the start."""
         table = self._tables.pop(request.request_id, None)
         if table is not None:
+            num_whole = request.num_computed_tokens // self.block_size * self.block_size
+            self._record_heads(request, table, num_whole, request.num_computed_tokens)
             self.block_pool.free_blocks(reversed(table.blocks))
 
     def forget_step(self, scheduled: Iterable[ScheduledRequest]) -> None:
@@ -188,6 +229,7 @@ class KVCacheManager:
         The requests have to be freed next: their tables still count these blocks as cached.
         """
         for item in scheduled:
+            item.request.num_computed_tokens = item.num_computed_tokens
             self.block_pool.evict_blocks(item.block_ids[item.num_computed_tokens // self.block_size :])
 
     def reset_prefix_cache(self) -> bool:

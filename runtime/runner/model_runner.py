@@ -41,6 +41,8 @@ NO_USABLE_LOGITS: Final = (
 class GraphSession(Protocol):
     """The part of backends.session.ModelSession that the runner uses."""
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None: ...
+
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]: ...
 
 
@@ -61,6 +63,8 @@ class ModelRunner:
         if not scheduler_output.scheduled:
             return ModelRunnerOutput(sampled_token_ids={})
         arrays, rows, wants_logprobs, errors = self._batch.build(scheduler_output)
+        if scheduler_output.block_copies:
+            self._session.copy_blocks(scheduler_output.block_copies)
         try:
             results = self._session.run(arrays, _TOKENS_AND_LOGPROBS if wants_logprobs else _TOKENS)
         except DeviceMemoryError as error:

@@ -37,6 +37,7 @@ class SchedulerOutput:
     scheduled_running_req_ids: list[str]
     preempted_req_ids: list[str]  # lost their blocks in this call
     finished_req_ids: set[str]  # finished since the previous call; the runner drops their state
+    block_copies: list[tuple[int, int]]  # (from, to): KV blocks to copy before anything is computed, in this order
 
 
 @dataclass(frozen=True, slots=True)

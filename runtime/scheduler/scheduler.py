@@ -80,8 +80,12 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
         enable_prefix_caching: bool = True,
+        copy_block_heads: bool = False,
     ) -> None:
-        """`num_gpu_blocks` counts the null block. The config has been validated (no policy but fcfs, ...)."""
+        """`num_gpu_blocks` counts the null block. The config has been validated (no policy but fcfs, ...).
+
+        copy_block_heads: the runner does SchedulerOutput.block_copies. Without, decisions are vLLM's.
+        """
         self.scheduler_config = scheduler_config
         self.max_num_running_reqs = scheduler_config.max_num_seqs
         self.max_num_scheduled_tokens = scheduler_config.max_num_batched_tokens
@@ -91,6 +95,7 @@ class Scheduler:
             block_size=block_size,
             max_model_len=max_model_len,
             enable_caching=enable_prefix_caching,
+            copy_block_heads=copy_block_heads,
             watermark=scheduler_config.watermark,
         )
         self._block_hasher = make_block_hasher(block_size) if enable_prefix_caching else None
@@ -147,6 +152,7 @@ class Scheduler:
         """Choose the tokens of the next step, allocate their KV slots and count them as computed."""
         timestamp = time.monotonic()
         step = _Step(self.max_num_scheduled_tokens)
+        self.kv_cache_manager.begin_step()
         self._schedule_running(step, timestamp)
         if not step.preempted:
             self._schedule_waiting(step, timestamp)
@@ -162,6 +168,7 @@ class Scheduler:
             scheduled_running_req_ids=step.running,
             preempted_req_ids=step.preempted,
             finished_req_ids=finished_req_ids,
+            block_copies=self.kv_cache_manager.take_block_copies(),
         )
 
     def _schedule_running(self, step: _Step, timestamp: float) -> None:
@@ -212,6 +219,10 @@ class Scheduler:
                 self._fail_request(request, error)
                 continue
             hits, num_hits = self.kv_cache_manager.get_computed_blocks(request)
+            head = self.kv_cache_manager.get_block_head(request, hits)
+            if 2 * (head.num_tokens_soon - head.num_tokens) >= self.kv_cache_manager.block_size:
+                break  # this step computes half a block or more that the next one can copy
+            num_hits += head.num_tokens
             num_new_tokens = self._wanted_tokens(request, num_hits)
             if not self.scheduler_config.enable_chunked_prefill and num_new_tokens > step.token_budget:
                 break
@@ -220,6 +231,7 @@ class Scheduler:
                 request,
                 num_new_tokens,
                 new_computed_blocks=hits,
+                head=head,
                 full_sequence_must_fit=self.scheduler_config.scheduler_reserve_full_isl,
                 has_scheduled_reqs=bool(self.running),
             )

@@ -142,6 +142,24 @@ def test_only_a_wide_kv_cache_takes_huge_pages(
     assert flag in memory_flags(address)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_copied_blocks_continue_a_prompt_bit_for_bit(package: Path, dtype: str) -> None:
+    """A second request takes two whole blocks and the beginning of a third from copies, and computes the rest."""
+    session = ModelSession(package, read_manifest(package))
+    session.allocate_kv_cache(num_blocks=64, block_size=BLOCK_SIZE, dtype=dtype)
+    expected = session.run(step_inputs(PROMPT, 0, all_logits=True), ["logits"])["logits"]
+    session.run(step_inputs(PROMPT[::-1], 0, first_block=7), ["logits"])  # what the targets hold before
+    session.copy_blocks([(1, 7), (2, 30), (30, 8), (3, 9)])
+    rest = session.run(step_inputs(PROMPT[37:], 37, first_block=7, all_logits=True), ["logits"])["logits"]
+    np.testing.assert_array_equal(rest, expected[37:])
+    for copies in ([(0, 1)], [(1, 64)], [(-1, 2)]):
+        with pytest.raises(InvalidInputError, match=r"copy_blocks: block (0|64|-1); expected 1 to 63"):
+            session.copy_blocks(copies)
+    session.close()
+    with pytest.raises(BackendError, match="copy_blocks: call allocate_kv_cache first"):
+        session.copy_blocks([(1, 2)])
+
+
 def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> None:
     expected = logits_of(open_session(num_threads=1), [41])
     sessions = [open_session(num_threads=2) for _ in range(3)]

@@ -13,7 +13,7 @@ from trivet.runtime.kv_cache.block_pool import BlockPool, KVCacheBlock
 from trivet.runtime.kv_cache.manager import KVCacheManager
 from trivet.runtime.request import Request, RequestStatus
 from trivet.runtime.sampling_params import SamplingParams
-from trivet.runtime.scheduler.output import ModelRunnerOutput
+from trivet.runtime.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from trivet.runtime.scheduler.scheduler import Scheduler
 
 MACHINE_SETTINGS = settings(
@@ -130,6 +130,10 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    """With a KV cache that says which token a slot holds: requests have to find their own tokens there."""
+
+    copy_block_heads = False
+
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler(
@@ -137,7 +141,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_gpu_blocks=9,
             block_size=BLOCK_SIZE,
             max_model_len=40,
+            copy_block_heads=self.copy_block_heads,
         )
+        self.slots: list[list[int | None]] = [[None] * BLOCK_SIZE for _ in range(9)]
         self.added: dict[str, Request] = {}
         self.ended: set[str] = set()
         self.told_to_runner: set[str] = set()
@@ -169,6 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             end = item.num_computed_tokens + item.num_scheduled_tokens
             assert end <= item.request.num_tokens and len(item.block_ids) * BLOCK_SIZE >= end
         self.check_writers(out)
+        self.compute(out)
         if abort_first and out.scheduled:
             victim = out.scheduled[0].request.request_id
             self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
@@ -180,6 +187,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert output.finish_reason is not None or len(output.new_token_ids) == 1
             if output.finished:
                 self.ended.add(output.request_id)
+
+    @rule()
+    def failing_step(self) -> None:
+        """What the step was to write is undefined, and its requests fail."""
+        out = self.scheduler.schedule()
+        self.told_to_runner |= out.finished_req_ids
+        self.compute(out)
+        for item in out.scheduled:
+            for position in range(item.num_computed_tokens, item.num_computed_tokens + item.num_scheduled_tokens):
+                self.slots[item.block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = None
+        errors = dict.fromkeys(out.num_scheduled_tokens, "no memory")
+        result = ModelRunnerOutput(sampled_token_ids={}, errors=errors, completed=False)
+        self.ended |= {output.request_id for output in self.scheduler.update_from_output(out, result).outputs}
+
+    def compute(self, out: SchedulerOutput) -> None:
+        """What a model does to the KV cache: copies, then all writes, then all reads."""
+        for source, target in out.block_copies:
+            assert source != target and 0 not in (source, target)
+            self.slots[target] = self.slots[source].copy()
+        for item in out.scheduled:
+            for position in range(item.num_computed_tokens, item.num_computed_tokens + item.num_scheduled_tokens):
+                block_id = item.block_ids[position // BLOCK_SIZE]
+                self.slots[block_id][position % BLOCK_SIZE] = item.request.all_token_ids[position]
+        for item in out.scheduled:
+            end = item.num_computed_tokens + item.num_scheduled_tokens
+            found = [token for block_id in item.block_ids for token in self.slots[block_id]][:end]
+            assert found == item.request.all_token_ids[:end]
 
     def check_writers(self, out: Any) -> None:
         """No two requests of a step write the same KV slot, and none writes into a block that others read as prefix."""
@@ -211,9 +245,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.told_to_runner == set(self.added)
 
 
+class CopyingSchedulerMachine(SchedulerMachine):
+    copy_block_heads = True
+
+
 TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = MACHINE_SETTINGS
 TestKVCacheManager = KVCacheManagerMachine.TestCase
 TestKVCacheManager.settings = MACHINE_SETTINGS
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = MACHINE_SETTINGS
+TestCopyingScheduler = CopyingSchedulerMachine.TestCase
+TestCopyingScheduler.settings = MACHINE_SETTINGS

@@ -75,6 +75,13 @@ class ToySession:
         self.block_size = block_size
         return self.kv.nbytes
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        assert self.kv is not None
+        blocks = self.kv.reshape(-1, self.block_size, 2)
+        for source, target in copies:
+            assert source != target and 0 not in (source, target)
+            blocks[target] = blocks[source]
+
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         if ToySession.before_run is not None:
             ToySession.before_run(self)
