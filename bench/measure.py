@@ -109,7 +109,8 @@ def _run(cell: Cell, engine: EngineProcess, seed: int) -> tuple[dict[str, Any], 
 
 def cell_result(cell: Cell, runs: dict[str, Runs], cost: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     """Figures of all engines; ratios of trivet to each peer, from the runs of the same round; the machine's limit."""
-    result: dict[str, Any] = {"engines": {name: mine.summary() for name, mine in runs.items()}}
+    engines = {name: mine.summary() for name, mine in runs.items()}
+    result: dict[str, Any] = {"arguments": cell.arguments, "engines": engines}
     own = runs["trivet"]
     result["ratios"] = {
         name: spread([a / b for a, b in zip(own.rates, theirs.rates, strict=True)])

@@ -75,7 +75,7 @@ def _rows(name: str, cell: Mapping[str, Any], peers: Sequence[str]) -> list[tupl
     """(label, columns from trivet's to the limit's) of the row or rows of a cell."""
     engines, own = cell["engines"], cell["engines"]["trivet"]
     if "unsupported" in own:
-        return [(_label(name), ["-"] * (len(peers) + 2))]
+        return [(_label(name, cell), ["-"] * (len(peers) + 2))]
     if name == "memory":
         rows = []
         for key, label in (("peak_rss", "peak memory, MB"), ("anonymous", "of it anonymous, MB")):
@@ -92,7 +92,7 @@ def _rows(name: str, cell: Mapping[str, Any], peers: Sequence[str]) -> list[tupl
         else:
             columns.append(f"{summary[key]['median']:{form}} ({cell['ratios'][peer]['median']:.2f}x)")
     limit = cell.get("limit")
-    return [(_label(name), [*columns, f"{limit['share']:.0%} {limit['name']}" if limit else "-"])]
+    return [(_label(name, cell), [*columns, f"{limit['share']:.0%} {limit['name']}" if limit else "-"])]
 
 
 def _figure(summary: Mapping[str, Any] | None, key: str, scale: float, own: Mapping[str, Any], *, form: str) -> str:
@@ -101,16 +101,18 @@ def _figure(summary: Mapping[str, Any] | None, key: str, scale: float, own: Mapp
     return f"{summary[key] * scale:{form}} ({own[key] / summary[key]:.2f}x)"
 
 
-def _label(name: str) -> str:
+def _label(name: str, cell: Mapping[str, Any]) -> str:
     kind, _, number = name.partition("-")
-    labels = {
+    if kind == "prefix":
+        sizes = cell["arguments"]
+        state = {"cold": "cold", "warm": "cached"}[number]
+        return f"{sizes['requests']} questions behind one {sizes['prefix']}-token prefix, {state}"
+    return {
         "prefill": f"prefill {number}",
         "decode": f"decode at context {number}",
         "concurrent": f"{number} clients at once",
         "start": "start to first token, s",
-    }
-    prefixes = {"cold": "not computed yet", "warm": "cached"}
-    return f"16 questions behind one prefix, {prefixes[number]}" if kind == "prefix" else labels[kind]
+    }[kind]
 
 
 # --- lines of a run ---------------------------------------------------------------------------------------------------

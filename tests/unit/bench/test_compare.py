@@ -140,6 +140,14 @@ def test_readme_table(bench: ModuleType) -> None:
     ]
 
 
+def test_a_prefix_cell_is_called_by_its_sizes(bench: ModuleType) -> None:
+    cells = [c for c in bench.all_cells(bench.Shape(prefix=50, prefix_requests=3)) if c.operation == "shared_prefix"]
+    rows = {c.name: bench.cell_result(c, two_engines(bench), COST, LIMITS) for c in cells}
+    lines = importlib.import_module("tables").markdown({"m.gguf": rows})
+    assert lines[2].startswith("| m.gguf: 3 questions behind one 50-token prefix, cold | 20 |")
+    assert lines[3].startswith("| 3 questions behind one 50-token prefix, cached | 20 |")
+
+
 def test_of_two_reports_the_later_cell_stays(bench: ModuleType) -> None:
     tables = importlib.import_module("tables")
     first = {"models": [{"model": "a", "cells": {"start": 1, "memory": 2}}]}
