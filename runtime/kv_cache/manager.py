@@ -156,15 +156,13 @@ class KVCacheManager:
     ) -> list[KVCacheBlock] | None:
         """Make room for `num_new_tokens` more tokens; the new blocks, or None (nothing changed) when too few are free.
 
-        new_computed_blocks: prefix hit of a request that has no table yet; the blocks become the table's start.
-        head: what get_block_head() found behind this hit; it is copied to the first of the new blocks.
-        num_lookahead_tokens: slots beyond the new tokens (speculation).
-        full_sequence_must_fit: also require room for all tokens known so far, not only for this step's.
-        reserved_blocks: blocks that must stay free for others.
-        has_scheduled_reqs: whether others run; the watermark then applies to requests that are being admitted.
-        Blocks that become full, of tokens that are final, enter the prefix cache at once: the step that is about to
-        run writes their content, so a request of the same step may hit them.
-        Raises ValueError when num_new_tokens < 1.
+        new_computed_blocks: prefix hit of a request that has no table yet, which begins with these blocks; head: what
+        get_block_head() found behind them, to be copied to the first new block. num_lookahead_tokens: slots beyond the
+        new tokens (speculation). full_sequence_must_fit: also require room for all tokens known so far, not only for
+        this step's. reserved_blocks: blocks that must stay free for others. has_scheduled_reqs: whether others run; the
+        watermark then applies to requests that are being admitted.
+        Blocks that become full, of tokens that are final, enter the prefix cache at once: requests of the same step may
+        hit them. Raises ValueError when num_new_tokens < 1.
         """
         if num_new_tokens < 1:
             raise ValueError(f"num_new_tokens is {num_new_tokens}; at least 1 is needed")
@@ -175,7 +173,6 @@ class KVCacheManager:
         num_held = len(hits) if table is None else len(table.blocks)
         num_free = self.block_pool.get_num_free_blocks() - sum(block.ref_cnt == 0 for block in hits)
         watermark = self.watermark_blocks if has_scheduled_reqs and request.status in _ADMISSION_STATUSES else 0
-
         if full_sequence_must_fit:
             num_full = self._num_blocks_for(min(request.num_tokens, self.max_model_len))
             if num_full - num_held + watermark > num_free:
@@ -185,7 +182,6 @@ class KVCacheManager:
         num_new_blocks = max(0, self._num_blocks_for(num_slots) - num_held)
         if num_new_blocks + watermark > num_free - reserved_blocks:
             return None
-
         if table is None:
             table = self._tables[request.request_id] = _Table()
             self._take_hits(table, hits)
@@ -194,17 +190,18 @@ class KVCacheManager:
         if head.block is not None and head.block is not new_blocks[0]:
             self._block_copies.append((head.block.block_id, new_blocks[0].block_id))
         if self.enable_caching:
-            num_final = min(num_computed + num_new_tokens, request.num_tokens)
-            self._cache_blocks(request, table, num_final)
-            if num_new_tokens > 1 or num_final % self.block_size == 0:  # while it decodes, whole blocks are enough
-                self._record_heads(request, table, num_computed, num_final)
+            self._cache_blocks(request, table, num_computed, min(num_computed + num_new_tokens, request.num_tokens))
         return new_blocks
 
-    def _cache_blocks(self, request: Request, table: _Table, num_final_tokens: int) -> None:
-        start, end = table.num_cached_blocks, num_final_tokens // self.block_size
+    def _cache_blocks(self, request: Request, table: _Table, num_computed: int, num_final: int) -> None:
+        start, end = table.num_cached_blocks, num_final // self.block_size
         if end > start:
             self.block_pool.cache_full_blocks(table.blocks[start:end], request.block_hashes[start:end])
             table.num_cached_blocks = end
+        if (
+            num_final - num_computed > 1 or num_final % self.block_size == 0
+        ):  # while it decodes, whole blocks are enough
+            self._record_heads(request, table, num_computed, num_final)
 
     def _record_heads(self, request: Request, table: _Table, start: int, end: int) -> None:
         """Blocks that hold the tokens [start, end) can be copied from after this step, up to `end`."""
