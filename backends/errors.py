@@ -27,6 +27,10 @@ class KernelError(BackendError):
     """A kernel failed while the graph ran."""
 
 
+class CheckpointChangedError(BackendError):
+    """A weight file was written to while a session reads it: what the session would compute means nothing."""
+
+
 class DeviceMemoryError(BackendError):
     """The device has too little memory left for what was asked of it. Out of run(): the step was not completed, what it
     was to write into the KV cache is not to be relied upon, and the session is ready for another, smaller step."""

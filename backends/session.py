@@ -33,6 +33,7 @@ class SessionSettings:
 
     device: str  # "cpu", "cuda" or "cuda:N"
     source_dir: str  # folder of the checkpoint files that the graph's external data points into
+    source_names: tuple[str, ...]  # of these files
     activation_dtype: str  # "int8" or "float32"
     num_threads: int | None  # None = the device's own choice
     cpu_tier: str | None  # None = the best one
@@ -96,6 +97,7 @@ class ModelSession:
         settings = SessionSettings(
             device=device,
             source_dir=manifest.source_dir,
+            source_names=tuple(source.name for source in manifest.sources),
             activation_dtype="int8" if activation_dtype == "auto" else activation_dtype,
             num_threads=num_threads,
             cpu_tier=cpu_tier,
@@ -142,7 +144,10 @@ class ModelSession:
             self._device.copy_blocks(copies)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Run one step: all graph inputs but the KV cache's, C-contiguous; returns `outputs` and the extra outputs."""
+        """Run one step: all graph inputs but the KV cache's, C-contiguous; returns `outputs` and the extra outputs.
+
+        Raises InvalidInputError, KernelError, DeviceMemoryError, CheckpointChangedError.
+        """
         if not self._has_kv_cache or self._closed:
             raise BackendError("run: call allocate_kv_cache first, and not after close")
         self._check_inputs(inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..contract.opset import SESSION_ACTIVATION_DTYPE, SESSION_CPU_TIER, SESSION
 from ..errors import BackendError, SessionCreateError
 from ..library import cpu_library_path, probe_cpu, select_tier
 from ..ort import KV_INPUTS, KV_OUTPUT, host_device, session_options, translated
+from .weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,10 +31,24 @@ class CpuSession:
 
     def __init__(self, model: bytes, settings: SessionSettings) -> None:
         """num_threads None = the physical cores that this process may use. Raises BackendError subclasses."""
-        import onnxruntime as ort
-
         self.tier = select_tier(settings.cpu_tier)
         self.num_threads = settings.num_threads or int(probe_cpu()["num_threads"])
+        self._weights = WeightFiles([Path(settings.source_dir) / name for name in settings.source_names])
+        try:
+            self._session = self._open(model, settings)
+        except BaseException:
+            self._weights.close()
+            raise
+        self.input_names = [value.name for value in self._session.get_inputs()]
+        self.output_names = [value.name for value in self._session.get_outputs()]
+        self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
+        self._binding: Any = self._session.io_binding()
+        self._kv_values: tuple[Any, Any] | None = None
+        self._kv_layers: list[NDArray[np.uint8]] = []  # [num_blocks, bytes], views of the cache
+
+    def _open(self, model: bytes, settings: SessionSettings) -> Any:
+        import onnxruntime as ort
+
         options = session_options(settings.source_dir)
         entries = {
             SESSION_NUM_THREADS: str(self.num_threads),
@@ -43,13 +59,7 @@ class CpuSession:
             options.add_session_config_entry(key, value)
         with translated(SessionCreateError, "cannot load the model"):
             options.register_custom_ops_library(str(cpu_library_path()))
-            self._session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self.input_names = [value.name for value in self._session.get_inputs()]
-        self.output_names = [value.name for value in self._session.get_outputs()]
-        self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
-        self._binding: Any = self._session.io_binding()
-        self._kv_values: tuple[Any, Any] | None = None
-        self._kv_layers: list[NDArray[np.uint8]] = []  # [num_blocks, bytes], views of the cache
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def allocate_kv_cache(self, num_blocks: int, layer_bytes: Sequence[int], layout: NDArray[np.int32]) -> None:
         import onnxruntime as ort
@@ -78,6 +88,7 @@ class CpuSession:
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         assert self._kv_values is not None
+        self._weights.check()
         binding = self._binding._iobinding  # without the wrapper's per-call checks
         for name in self._step_inputs:
             binding.bind_input(name, inputs[name])
@@ -96,6 +107,7 @@ class CpuSession:
         self._kv_values = None
         self._binding = None
         self._session = None
+        self._weights.close()
 
 
 def _zeros(size: int, *, huge_pages: bool) -> NDArray[np.uint8]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from trivet.backends.cpu import session as cpu_session
 from trivet.backends.cpu.session import CpuSession
 from trivet.backends.errors import (
     BackendError,
+    CheckpointChangedError,
     InvalidInputError,
     KernelError,
     LibraryNotFoundError,
@@ -158,6 +161,31 @@ def test_copied_blocks_continue_a_prompt_bit_for_bit(package: Path, dtype: str) 
     session.close()
     with pytest.raises(BackendError, match="copy_blocks: call allocate_kv_cache first"):
         session.copy_blocks([(1, 2)])
+
+
+def test_a_weight_file_that_is_cut_short_is_an_error_not_a_crash(
+    tiny: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "model.gguf"
+    shutil.copy(tiny("llama", "gguf-q8_0"), checkpoint)
+    package = export(checkpoint, tmp_path / "package", verify=False)
+    with ExitStack() as closing:
+        sessions = [ModelSession(package, read_manifest(package)) for _ in range(2)]
+        for session in sessions:
+            closing.callback(session.close)
+            session.allocate_kv_cache(num_blocks=8, block_size=BLOCK_SIZE, dtype="float32")
+        step = step_inputs(PROMPT, 0)
+        expected = sessions[0].run(step, ["logits"])["logits"]
+        renamed = tmp_path / "renamed"
+        checkpoint.rename(renamed)
+        checkpoint.write_bytes(b"")  # another file under the old name
+        np.testing.assert_array_equal(sessions[0].run(step, ["logits"])["logits"], expected)
+        size = renamed.stat().st_size
+        os.truncate(renamed, 1000)
+        says = rf"model\.gguf: the checkpoint was written to .* \({size} bytes when it was loaded, 1000 now\)"
+        for session in sessions:
+            with pytest.raises(CheckpointChangedError, match=says):
+                session.run(step, ["logits"])
 
 
 def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> None:
