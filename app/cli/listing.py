@@ -1,4 +1,4 @@
-"""How stored models are shown."""
+"""How stored models and packages are shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...exporters.package_cache import CachedPackage
     from ...runtime.model_store import StoredModel
 
 
@@ -21,6 +22,16 @@ def as_dict(model: StoredModel) -> dict[str, Any]:
         "license": record.license,
         "pulled_at": record.pulled_at,
         "files": [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in record.files],
+    }
+
+
+def export_as_dict(export: CachedPackage) -> dict[str, Any]:
+    """An exported package for programs; `problem` is null where it is good."""
+    return {
+        "path": str(export.directory),
+        "size_bytes": export.size_bytes,
+        "checkpoint": export.checkpoint or None,
+        "problem": export.problem or None,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -229,6 +230,37 @@ def test_removing_a_model_removes_its_packages(
     assert len(list(packages.glob("*/trivet.json"))) == 2
     assert cli("rm", "mine", TRIVET_HOME=str(trivet_home)).status == 0
     assert len(list(packages.glob("*/trivet.json"))) == 1 and llama.is_dir()
+
+
+def test_exports_that_are_of_no_use_are_shown_and_removed_when_asked_to(cli: Any, llama: Path, tmp_path: Path) -> None:
+    environment = {"TRIVET_HOME": str(tmp_path / "home")}
+    copies = {name: shutil.copytree(llama, tmp_path / name) for name in ("kept", "gone", "changed", "older")}
+    paths = {}
+    for name, copy in copies.items():
+        paths[name] = Path(cli("export", copy, "--no-verify", **environment).out.strip())
+    os.utime(copies["kept"] / "model.safetensors", (1, 1))  # the same bytes
+    shutil.rmtree(copies["gone"])
+    with (copies["changed"] / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    manifest = paths["older"] / "trivet.json"
+    manifest.write_text(re.sub(r'"trivet_version": "[^"]*"', '"trivet_version": "0.0.1"', manifest.read_text()))
+    listed = {Path(export["path"]): export for export in cli("list", "--exports", "--json", **environment).json()}
+    problems = {name: listed[path]["problem"] for name, path in paths.items()}
+    assert problems == {
+        "kept": None,
+        "gone": "its checkpoint is gone",
+        "changed": "its checkpoint has changed",
+        "older": "made by trivet 0.0.1",
+    }
+    assert listed[paths["gone"]]["checkpoint"] == str(copies["gone"]) and listed[paths["gone"]]["size_bytes"] > 1000
+    table = cli("list", "--exports", **environment).out
+    assert paths["kept"].name in table and "its checkpoint is gone" in table
+    assert "3 exported packages are of no use any more" in cli("list", **environment).err
+    removed = cli("rm", "--unused-exports", **environment)
+    assert removed.status == 0 and removed.err.count("removed ") == 3, removed.err
+    assert {name: path.exists() for name, path in paths.items()} == dict.fromkeys(paths, False) | {"kept": True}
+    assert "every exported package is good" in cli("rm", "--unused-exports", **environment).err
+    assert cli("rm", **environment).status == 2
 
 
 def test_list_of_an_empty_cache(cli: Any, tmp_path: Path) -> None:
