@@ -76,6 +76,20 @@ def test_greedy_tokens_equal_the_cpu(name: str, fmt: str, tiny: Callable[[str, s
 
 
 @needs_device
+def test_a_prompt_continues_in_copied_blocks(tiny: Callable[[str, str], Path], tmp_path: Path) -> None:
+    package = export(tiny("llama", "safetensors"), tmp_path / "package", verify=False)
+    session = open_session(package, "cuda")
+    expected = generate(session, PROMPT, 20, TOKENS)
+    session.copy_blocks([(block, block + 20) for block in range(1, 7)])  # five blocks and ten tokens of the sixth
+    chunk, done, tokens = PROMPT[85:], 85, []
+    for _ in expected:
+        token = int(session.run(step_inputs(chunk, done, first_block=21), TOKENS)["sampled_token_ids"][0])
+        done, chunk = done + len(chunk), [token]
+        tokens.append(token)
+    assert tokens == expected
+
+
+@needs_device
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("activation_dtype", ["float32", "int8"])
 def test_captured_equals_eager(
