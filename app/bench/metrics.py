@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 METRIC_NAMES: Final = ("ttft", "tpot", "itl", "e2el")
@@ -99,8 +101,20 @@ def describe_totals(records: Sequence[RequestRecord], duration: float) -> dict[s
         "request_throughput": len(completed) / duration,
         "output_throughput": total_output / duration,
         "total_token_throughput": (total_input + total_output) / duration,
+        "max_output_tokens_per_s": _max_output_tokens(completed),
         "max_concurrent_requests": _max_concurrent(completed),
     }
+
+
+def _max_output_tokens(records: Sequence[RequestRecord]) -> int | None:
+    """Most arrivals of text in a second, counted from the first request on; None where they are not observed."""
+    if not any(record.itl for record in records):
+        return None
+    begin = min(record.start for record in records)
+    arrivals = (
+        moment for r in records for moment in accumulate(r.itl, initial=r.start + r.ttft - begin) if r.completion_tokens
+    )
+    return max(Counter(int(moment) for moment in arrivals).values())
 
 
 def _max_concurrent(records: Sequence[RequestRecord]) -> int:

@@ -61,6 +61,13 @@ def test_concurrency_is_the_most_requests_that_overlap() -> None:
     assert describe_totals(records, 1.0)["max_concurrent_requests"] == 2
 
 
+def test_the_best_second_is_that_with_most_arrivals() -> None:
+    """Seconds count from the first request: 0.1 to 0.9, then 1.2 to 1.6 twice."""
+    records = [record(itl=[0.2] * 4), record(start=1.1), record(start=1.1)]
+    assert describe_totals(records, 1.0)["max_output_tokens_per_s"] == 10
+    assert describe_totals([record(itl=[])], 1.0)["max_output_tokens_per_s"] is None
+
+
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
     records = [record(), record(ttft=0.3), record(latency=3.0)]
     assert request_goodput(records, 2.0, {"ttft": 200, "e2el": 1000}) == 0.5
