@@ -10,19 +10,21 @@ import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...runtime.errors import TrivetError
+from ...runtime.errors import EngineDeadError, TrivetError
 from .app import build_app
 from .config import ServerConfig
 from .openai.engine import Engine
 
 _BACKLOG = 2048
 _CUT_SECONDS = 5.0  # after a second signal, for requests to notice that their clients are gone
+DEAD_SECONDS = 5.0  # from the death of the engine to the end of the server: /health says so meanwhile
 HEAD_SECONDS = 30.0  # for a client to send a request's line and headers
 _HEAD_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -91,7 +93,8 @@ def serve(engine: Engine, config: ServerConfig, listener: socket.socket, *, on_r
     """Serve on `listener` until SIGINT or SIGTERM; answers in progress are completed first. False: a second signal cut
     them off.
 
-    `on_ready` is called when requests are answered. The engine stays the caller's to shut down.
+    `on_ready` is called when requests are answered. The engine stays the caller's to shut down. When it dies, the
+    server ends with EngineDeadError, so that whoever supervises the process starts another.
     """
     server = make_server(engine, config, on_ready=on_ready)
     try:
@@ -101,12 +104,13 @@ def serve(engine: Engine, config: ServerConfig, listener: socket.socket, *, on_r
         if config.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(config.uds)
+    engine.check_health()
     return not server.was_cut
 
 
 def make_server(engine: Engine, config: ServerConfig, *, on_ready: Callable[[], None]) -> Server:
     """The server itself, for programs with an event loop of their own; it ends when its `should_exit` is set."""
-    return Server(_uvicorn_config(engine, config), on_ready)
+    return Server(_uvicorn_config(engine, config), engine, on_ready)
 
 
 def _uvicorn_config(engine: Engine, config: ServerConfig) -> uvicorn.Config:
@@ -163,10 +167,13 @@ class _Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with our end: a signal asked for is a success, so it is not raised again afterwards."""
+    """uvicorn's server with our end: a signal asked for is a success, so it is not raised again afterwards, and there
+    is no use in a server whose engine is dead."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
+        self._engine = engine
+        self._died_at: float | None = None
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self.was_cut = False  # by a second signal
@@ -200,6 +207,17 @@ class Server(uvicorn.Server):
 
     def _stop_waiting(self) -> None:
         self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """About ten times a second."""
+        try:
+            self._engine.check_health()
+            self._died_at = None
+        except EngineDeadError:
+            now = time.monotonic()
+            self._died_at = self._died_at or now
+            self.should_exit |= now - self._died_at >= DEAD_SECONDS
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -97,7 +97,7 @@ def neighbour(checkpoint: Path, rounds: int) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_cuda_error_ends_the_engine_and_not_the_server(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_cuda_error_ends_the_engine_and_then_the_server(checkpoint: Path, tmp_path: Path) -> None:
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("uvicorn")
     switch = tmp_path / "fault"
@@ -137,11 +137,26 @@ def test_a_cuda_error_ends_the_engine_and_not_the_server(checkpoint: Path, tmp_p
         detail = httpx.get(f"{url}/health?detail=1").json()
         assert (detail["status"], detail["device"]) == ("dead", "cuda:0")
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 503
-        process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(30) == 1
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("visible", ["", "99"])
+def test_devices_that_are_hidden_are_not_used(visible: str, checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "trivet", "run", "-m", str(checkpoint), "hello", "--max-tokens", "2"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible}
+
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, check=False)
+
+    reason = f"no CUDA device is visible (CUDA_VISIBLE_DEVICES={visible})"
+    fallen_back = run("--device", "cuda")
+    assert fallen_back.returncode == 0 and "RUNNING ON THE CPU" in fallen_back.stderr and reason in fallen_back.stderr
+    for flags in (["--device", "cuda:0"], ["--require-gpu"]):
+        refused = run(*flags)
+        assert refused.returncode == 1 and reason in refused.stderr, refused.stderr
 
 
 @fills_device

@@ -180,7 +180,7 @@ sys.exit(main(sys.argv[1:-1]))
 """
 
 
-def test_a_dead_engine_is_seen_within_a_second(cli: Any, llama: Path, tmp_path: Path) -> None:
+def test_a_dead_engine_is_seen_within_a_second_and_ends_the_server(cli: Any, llama: Path, tmp_path: Path) -> None:
     switch = tmp_path / "fail"
     command = [sys.executable, "-c", _FAILING_SERVER, "serve", str(llama), "--port", "0", str(switch)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=cli.environment)
@@ -200,8 +200,8 @@ def test_a_dead_engine_is_seen_within_a_second(cli: Any, llama: Path, tmp_path: 
         assert errors[0]["code"] == 503 and "injected" in errors[0]["message"]
         assert httpx.get(f"{url}/health").status_code == 503
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 503
-        process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(20) == 1
+        assert "injected" in process.stderr.read().splitlines()[-1]
     finally:
         process.kill()
         process.communicate()
