@@ -2,80 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from trivet.runtime.config import SchedulerConfig
 from trivet.runtime.outputs import FinishReason
-from trivet.runtime.request import EngineCoreEventType, Request, RequestStatus
-from trivet.runtime.sampling_params import SamplingParams
-from trivet.runtime.scheduler.output import (
-    EngineCoreOutputs,
-    ModelRunnerOutput,
-    ScheduledRequest,
-    SchedulerOutput,
-    TokenLogprobs,
-)
+from trivet.runtime.request import EngineCoreEventType, RequestStatus
+from trivet.runtime.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from trivet.runtime.scheduler.scheduler import Scheduler
 
-EOS = 2
-
-
-def make_scheduler(
-    *, budget: int = 64, max_num_seqs: int = 8, num_gpu_blocks: int = 100, block_size: int = 4,
-    max_model_len: int = 128, caching: bool = True, **config: Any,
-) -> Scheduler:  # fmt: skip
-    return Scheduler(
-        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **config),
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        enable_prefix_caching=caching,
-    )
-
-
-def make_request(request_id: str, prompt: int | list[int], *, cache_salt: str | None = None, **params: Any) -> Request:
-    ids = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
-    params.setdefault("max_tokens", 8)
-    return Request(request_id, ids, SamplingParams(**params), cache_salt=cache_salt, eos_token_ids=[EOS])
-
-
-def finish_step(scheduler: Scheduler, out: SchedulerOutput, token: int = 7) -> EngineCoreOutputs:
-    """What a model would do that samples `token` everywhere."""
-    sampled = {s.request.request_id: [token] for s in out.scheduled if s.samples}
-    prompt_logprobs = {
-        s.request.request_id: logprobs_of_chunk(s)
-        for s in out.scheduled
-        if s.request.sampling_params.prompt_logprobs is not None
-    }
-    return scheduler.update_from_output(out, ModelRunnerOutput(sampled, prompt_logprobs=prompt_logprobs))
-
-
-def step(scheduler: Scheduler, token: int = 7) -> tuple[SchedulerOutput, EngineCoreOutputs]:
-    out = scheduler.schedule()
-    return out, finish_step(scheduler, out, token)
-
-
-def run_until_done(scheduler: Scheduler, limit: int = 500) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {}
-    for _ in range(limit):
-        if not scheduler.has_requests():
-            return tokens
-        for output in step(scheduler)[1].outputs:
-            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
-        scheduler.kv_cache_manager.check_integrity()
-    raise AssertionError(f"still unfinished: {scheduler.requests}")
-
-
-def logprobs_of(ids: Sequence[int]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(i, -1.0, 1, [i], [-1.0]) for i in ids]
-
-
-def logprobs_of_chunk(s: ScheduledRequest) -> list[TokenLogprobs]:
-    """Of the prompt tokens after the ones that are computed, as the runner returns them."""
-    end = min(s.num_computed_tokens + s.num_scheduled_tokens + 1, s.request.num_prompt_tokens)
-    return logprobs_of(s.request.all_token_ids[s.num_computed_tokens + 1 : end])
+from .driver import EOS, finish_step, logprobs_of, logprobs_of_chunk, make_request, make_scheduler, run_until_done, step
 
 
 def test_two_prefills_that_fit_the_budget_run_in_one_step() -> None:
@@ -314,51 +249,6 @@ def test_a_request_that_outgrows_the_whole_pool_fails_instead_of_looping() -> No
     assert "raise kv_cache_memory_bytes" in str(request.error)
 
 
-def test_a_full_hit_still_computes_the_last_block() -> None:
-    scheduler = make_scheduler()
-    scheduler.add_request(make_request("a", 16, max_tokens=1))
-    run_until_done(scheduler)
-    again = make_request("b", 16, max_tokens=1)
-    scheduler.add_request(again)
-    out, result = step(scheduler)
-    assert out.num_scheduled_tokens == {"b": 4}  # 15 tokens could be taken, 12 are whole blocks
-    assert out.scheduled[0].num_computed_tokens == 12
-    assert result.outputs[0].num_cached_tokens == again.num_cached_tokens == 12
-    stats = result.scheduler_stats
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (32, 12)
-
-
-def test_requests_of_one_step_share_the_prefix_that_it_computes() -> None:
-    scheduler = make_scheduler()
-    for name in ("a", "b"):
-        scheduler.add_request(make_request(name, 16))
-    out = scheduler.schedule()
-    assert out.num_scheduled_tokens == {"a": 16, "b": 4}
-    assert out.scheduled[0].block_ids[:3] == out.scheduled[1].block_ids[:3]
-
-
-@pytest.mark.parametrize("case", ["salt", "prompt_logprobs", "off"])
-def test_no_hit(case: str) -> None:
-    scheduler = make_scheduler(caching=case != "off")
-    scheduler.add_request(make_request("a", 16, max_tokens=1, cache_salt="tenant 1"))
-    run_until_done(scheduler)
-    prompt_logprobs = 1 if case == "prompt_logprobs" else None
-    salt = "tenant 2" if case == "salt" else "tenant 1"
-    scheduler.add_request(make_request("b", 16, cache_salt=salt, prompt_logprobs=prompt_logprobs))
-    assert scheduler.schedule().num_scheduled_tokens == {"b": 16}
-
-
-def test_reset_prefix_cache_waits_for_the_requests() -> None:
-    scheduler = make_scheduler()
-    scheduler.add_request(make_request("a", 16, max_tokens=2))
-    step(scheduler)
-    assert not scheduler.reset_prefix_cache()
-    run_until_done(scheduler)
-    assert scheduler.reset_prefix_cache()
-    scheduler.add_request(make_request("b", 16))
-    assert scheduler.schedule().num_scheduled_tokens == {"b": 16}
-
-
 def test_prompt_logprobs_of_chunks_come_together_with_the_first_token() -> None:
     scheduler = make_scheduler(budget=10)
     scheduler.add_request(make_request("a", 15, prompt_logprobs=1, logprobs=1))
@@ -378,39 +268,3 @@ def test_every_result_is_stamped() -> None:
     assert full.timestamp >= empty.timestamp > 0
     assert (empty.scheduler_stats.num_scheduled_tokens, full.scheduler_stats.num_scheduled_tokens) == (0, 5)
     assert 0 < full.scheduler_stats.kv_cache_usage < 1
-
-
-# --- a prefix that others are computing ---------------------------------------------------------------------------
-def computed_tokens(scheduler: Scheduler) -> list[dict[str, int]]:
-    """What every step computes, until all prompts are through."""
-    steps = []
-    while any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.requests.values()):
-        out, _ = step(scheduler)
-        steps.append(out.num_scheduled_tokens)
-        scheduler.kv_cache_manager.check_integrity()
-    return steps
-
-
-def test_a_running_request_takes_up_blocks_that_another_computes() -> None:
-    """Behind a limit per request, the second continues where the first stops, and the first skips what that brought."""
-    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
-    prefix = list(range(100, 132))
-    for i in range(2):
-        scheduler.add_request(make_request(f"r{i}", [*prefix, i]))
-    assert computed_tokens(scheduler) == [{"r0": 8, "r1": 8}, {"r0": 8, "r1": 8}, {"r0": 1, "r1": 1}]
-
-
-def test_a_salt_keeps_a_running_prefix_apart() -> None:
-    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
-    prefix = list(range(100, 132))
-    for i in range(2):
-        scheduler.add_request(make_request(f"r{i}", [*prefix, i], cache_salt=f"tenant {i}"))
-    assert sum(sum(counts.values()) for counts in computed_tokens(scheduler)) == 66
-
-
-def test_prompt_logprobs_take_up_nothing() -> None:
-    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
-    prefix = list(range(100, 132))
-    scheduler.add_request(make_request("r0", [*prefix, 0], prompt_logprobs=0))
-    scheduler.add_request(make_request("r1", [*prefix, 1]))
-    assert sum(counts.get("r0", 0) for counts in computed_tokens(scheduler)) == 33
