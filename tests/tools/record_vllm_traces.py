@@ -96,6 +96,22 @@ def free_queue_crc(block_pool: Any) -> int:
     return zlib.crc32(",".join(map(str, ids)).encode())
 
 
+def decisions(scheduler: Any, out: Any) -> dict[str, Any]:
+    """What a call of schedule() decided."""
+    tables = {i: list(scheduler.kv_cache_manager.get_block_ids(i)[0]) for i in out.num_scheduled_tokens}
+    cached = out.scheduled_cached_reqs
+    return {
+        "scheduled": out.num_scheduled_tokens,
+        "new": [n.req_id for n in out.scheduled_new_reqs],
+        "resumed": [i for i in cached.req_ids if i in cached.resumed_req_ids],
+        "finished": sorted(out.finished_req_ids),
+        "running_after": [q.request_id for q in scheduler.running],
+        "waiting_after": [q.request_id for q in scheduler.waiting],
+        "blocks_crc": zlib.crc32(json.dumps(tables, sort_keys=True).encode()),
+        "free_crc": free_queue_crc(scheduler.kv_cache_manager.block_pool),
+    }
+
+
 def record_scheduler(w: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
@@ -120,19 +136,8 @@ def record_scheduler(w: dict[str, Any]) -> list[dict[str, Any]]:
         before = {i: q.num_preemptions for i, q in requests.items()}
         out = scheduler.schedule()
         ids = list(out.num_scheduled_tokens)
-        tables = {i: list(scheduler.kv_cache_manager.get_block_ids(i)[0]) for i in ids}
-        cached = out.scheduled_cached_reqs
-        step: dict[str, Any] = {
-            "scheduled": out.num_scheduled_tokens,
-            "new": [n.req_id for n in out.scheduled_new_reqs],
-            "resumed": [i for i in cached.req_ids if i in cached.resumed_req_ids],
-            "preempted": sorted(i for i, q in requests.items() if q.num_preemptions > before[i]),
-            "finished": sorted(out.finished_req_ids),
-            "running_after": [q.request_id for q in scheduler.running],
-            "waiting_after": [q.request_id for q in scheduler.waiting],
-            "blocks_crc": zlib.crc32(json.dumps(tables, sort_keys=True).encode()),
-            "free_crc": free_queue_crc(scheduler.kv_cache_manager.block_pool),
-        }
+        step = decisions(scheduler, out)
+        step["preempted"] = sorted(i for i, q in requests.items() if q.num_preemptions > before[i])
         sampled = []
         for i in ids:
             q = requests[i]

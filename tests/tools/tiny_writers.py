@@ -96,15 +96,22 @@ def hf_config(model: Tiny, dtype: str) -> dict[str, Any]:
         "initializer_range": 0.2,
         "use_cache": True,
     }
+    return config | _dtype_and_rope(model, dtype) | _family_config(model)
+
+
+def _dtype_and_rope(model: Tiny, dtype: str) -> dict[str, Any]:
     dtype_name = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[dtype]
     if model.new_style_config:
-        config["dtype"] = dtype_name
-        config["rope_parameters"] = {"rope_type": "default", "rope_theta": model.rope_theta}
-        config["layer_types"] = ["full_attention"] * model.num_hidden_layers
-    else:
-        config["torch_dtype"] = dtype_name
-        config["rope_theta"] = model.rope_theta
-        config["rope_scaling"] = model.rope_scaling
+        return {
+            "dtype": dtype_name,
+            "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+            "layer_types": ["full_attention"] * model.num_hidden_layers,
+        }
+    return {"torch_dtype": dtype_name, "rope_theta": model.rope_theta, "rope_scaling": model.rope_scaling}
+
+
+def _family_config(model: Tiny) -> dict[str, Any]:
+    config: dict[str, Any] = {}
     if model.family == "gemma3":
         config |= {
             "hidden_activation": "gelu_pytorch_tanh",

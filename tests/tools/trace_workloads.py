@@ -15,6 +15,41 @@ def sampled_token(seed: int, request_id: str, index: int) -> int:
     return zlib.crc32(f"{seed}/{request_id}/{index}".encode()) % 60
 
 
+def _random_request(
+    rng: random.Random,
+    name: str,
+    *,
+    shared: list[list[int]],
+    prompt_len: tuple[int, int],
+    max_tokens: tuple[int, int],
+    spread: int,
+    abort_share: float,
+    eos: bool,
+    extras: bool,
+) -> dict[str, Any]:
+    length = rng.randint(*prompt_len)
+    prompt = [rng.randrange(10, 60) for _ in range(length)]
+    if shared and rng.random() < 0.8:
+        keep = rng.randint(0, length)
+        prompt[:keep] = rng.choice(shared)[:keep]
+    request: dict[str, Any] = {
+        "id": name,
+        "prompt": prompt,
+        "max_tokens": rng.randint(*max_tokens),
+        "eos_token_id": EOS_TOKEN_ID if eos else 1000,
+        "add_at": rng.randrange(spread),
+    }
+    if rng.random() < abort_share:
+        request["abort_at"] = request["add_at"] + rng.randrange(1, 20)
+    if extras:
+        request["ignore_eos"] = rng.random() < 0.3
+        request["min_tokens"] = rng.randint(0, request["max_tokens"]) if rng.random() < 0.3 else 0
+        request["stop_token_ids"] = [STOP_TOKEN_ID, 5] if rng.random() < 0.5 else None
+        request["cache_salt"] = rng.choice([None, None, "a", "b"])
+        request["prompt_logprobs"] = 1 if rng.random() < 0.15 else None
+    return request
+
+
 def scheduler_workload(
     seed: int,
     *,
@@ -38,29 +73,13 @@ def scheduler_workload(
     """`prefixes` shared prompt starts, arrivals spread over the first `spread` steps."""
     rng = random.Random(seed)
     shared = [[rng.randrange(10, 60) for _ in range(prompt_len[1])] for _ in range(prefixes)]
-    requests = []
-    for i in range(num_requests):
-        length = rng.randint(*prompt_len)
-        prompt = [rng.randrange(10, 60) for _ in range(length)]
-        if shared and rng.random() < 0.8:
-            keep = rng.randint(0, length)
-            prompt[:keep] = rng.choice(shared)[:keep]
-        request: dict[str, Any] = {
-            "id": f"r{i}",
-            "prompt": prompt,
-            "max_tokens": rng.randint(*max_tokens),
-            "eos_token_id": EOS_TOKEN_ID if eos else 1000,
-            "add_at": rng.randrange(spread),
-        }
-        if rng.random() < abort_share:
-            request["abort_at"] = request["add_at"] + rng.randrange(1, 20)
-        if extras:
-            request["ignore_eos"] = rng.random() < 0.3
-            request["min_tokens"] = rng.randint(0, request["max_tokens"]) if rng.random() < 0.3 else 0
-            request["stop_token_ids"] = [STOP_TOKEN_ID, 5] if rng.random() < 0.5 else None
-            request["cache_salt"] = rng.choice([None, None, "a", "b"])
-            request["prompt_logprobs"] = 1 if rng.random() < 0.15 else None
-        requests.append(request)
+    requests = [
+        _random_request(
+            rng, f"r{i}", shared=shared, prompt_len=prompt_len, max_tokens=max_tokens, spread=spread,
+            abort_share=abort_share, eos=eos, extras=extras,
+        )
+        for i in range(num_requests)
+    ]  # fmt: skip
     return {
         "seed": seed,
         "block_size": block_size,
