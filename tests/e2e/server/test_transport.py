@@ -1,4 +1,4 @@
-"""HTTP itself: bodies, streams, disconnects, keys, health, signals."""
+"""HTTP itself: streams, disconnects, keys, health, signals."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from trivet.app.server.app import build_app
 from trivet.app.server.config import ServerConfig
 from trivet.app.server.launcher import AddressError, bind
 
-HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
-CLIENT = httpx.Client(timeout=30)  # one: making a client costs a tenth of a second
-CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
-JSON = {"Content-Type": "application/json"}
+from .http_client import CHAT_PATH, CLIENT, COMPLETION_PATH, HELLO, message, request_head
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
@@ -35,116 +32,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
-
-
-def request_head(path: str, length: int) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}", "", "")
-    return "\r\n".join(lines).encode()
-
-
-def message(response: httpx.Response) -> str:
-    return str(response.json()["error"]["message"])
-
-
-# --- bodies -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b'{"messages": "\xff"}', "not valid UTF-8"),
-        (b'{"messages": ', "not valid JSON"),
-        (b"", "not valid JSON"),
-        (b"[]", "must be a JSON object, got an array"),
-        (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
-        (b'{"prompt": "a", "temperature": -Infinity}', "-Infinity is not a JSON number"),
-        (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
-        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "not valid JSON"),
-        (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
-        (rb'{"prompt": "\ud800"}', r"lone surrogate \ud800"),
-        (rb'{"prompt": "a", "model": "x\uDFFF"}', r"lone surrogate \udfff"),
-        (rb'{"prompt": "a", "logit_bias": {"\ud83d": 1}}', r"lone surrogate \ud83d"),
-        (b'{"prompt": "a", "model": "' + b"m" * 100_000 + b'"}', "The model `" + "m" * 100 + "…` does not exist"),
-        (b'{"prompt": "a"' + b"".join(b', "u%d": 1' % i for i in range(900)) + b"}", "'u9' and 890 more"),
-    ],
-)
-def test_bad_bodies(server: Any, content: bytes, says: str) -> None:
-    response = CLIENT.post(server.url + COMPLETION_PATH, content=content, headers=JSON)
-    assert response.status_code in (400, 404) and says in message(response) and len(response.content) < 1000
-    assert CLIENT.post(server.url + COMPLETION_PATH, json={"prompt": "a"}).status_code == 200
-
-
-def test_surrogate_pairs_are_characters(server: Any) -> None:
-    content = rb'{"prompt": "\ud83d\ude00", "echo": true}'
-    response = CLIENT.post(server.url + COMPLETION_PATH, content=content, headers=JSON)
-    assert response.status_code == 200 and response.json()["choices"][0]["text"].startswith("\U0001f600")
-
-
-def test_compressed_bodies_are_refused(server: Any) -> None:
-    headers = {**JSON, "Content-Encoding": "gzip"}
-    response = CLIENT.post(server.url + COMPLETION_PATH, content=b"{}", headers=headers)
-    assert response.status_code == 400 and "Content-Encoding is gzip" in message(response)
-
-
-@pytest.mark.parametrize("framing", ["Content-Length: 100000000", "Transfer-Encoding: chunked"])
-def test_a_client_that_sends_all_before_it_reads_sees_the_refusal(server: Any, framing: str) -> None:
-    """A connection that was closed at once would be reset under it, and the answer lost."""
-
-    async def send() -> bytes:
-        host, port = server.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST {CHAT_PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
-        writer.write(head.encode())
-        part = b"a" * 10**6
-        for _ in range(100):
-            writer.write(part if "Length" in framing else b"%x\r\n%s\r\n" % (len(part), part))
-            await writer.drain()
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-        writer.close()
-        return answer
-
-    assert b" 413 " in asyncio.run(send())
-    assert CLIENT.post(server.url + COMPLETION_PATH, json={"prompt": "a"}).status_code == 200
-
-
-def test_content_type_must_be_json(server: Any) -> None:
-    response = CLIENT.post(server.url + CHAT_PATH, content=json.dumps(HELLO), headers={"Content-Type": "text/plain"})
-    assert response.status_code == 400 and "application/json is expected" in message(response)
-
-
-def test_large_declared_body_is_refused_unread(server: Any) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(request_head(CHAT_PATH, 100 * 2**20) + b"{")
-        connection.settimeout(3)
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert answer.startswith(b"HTTP/1.1 413 ") and b"--max-body-bytes" in answer
-
-
-def test_large_body_is_refused(start_server: Callable[..., Any]) -> None:
-    server = start_server(max_body_bytes=1000)
-
-    def pieces() -> Any:
-        for _ in range(100):
-            yield b"x" * 100
-
-    response = CLIENT.post(server.url + CHAT_PATH, content=pieces(), headers=JSON)
-    assert response.status_code == 413 and "1000 bytes" in message(response)
-
-
-def test_hundred_megabytes(server: Any) -> None:
-    response = CLIENT.post(server.url + CHAT_PATH, content=b" " * (100 * 2**20), headers=JSON, timeout=20)
-    assert response.status_code == 413
-    assert CLIENT.post(server.url + CHAT_PATH, json=HELLO).status_code == 200
-
-
-def test_too_many_headers(server: Any) -> None:
-    response = CLIENT.get(server.url + "/health", headers={f"x-{i}": "1" for i in range(300)})
-    assert response.status_code == 431
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT_PATH, 405), ("GET", "/nothing", 404)])
-def test_routing_errors_have_the_error_body(server: Any, method: str, path: str, status: int) -> None:
-    response = CLIENT.request(method, server.url + path)
-    assert response.status_code == status and response.json()["error"]["code"] == status
 
 
 # --- discovery ----------------------------------------------------------------------------------------------------
@@ -285,7 +172,7 @@ def test_disconnect_aborts(start_server: Callable[..., Any], path: str, stream: 
 def test_half_of_many_streams_leave(start_server: Callable[..., Any]) -> None:
     import asyncio
 
-    server = start_server(FakeEngine(delay_s=0.01))
+    server = start_server(FakeEngine(delay_s=0.05))
 
     async def ask(client: httpx.AsyncClient, leaves: bool) -> str:
         text = ""
@@ -297,18 +184,16 @@ def test_half_of_many_streams_leave(start_server: Callable[..., Any]) -> None:
                     text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
         return text
 
-    async def run() -> tuple[list[str], float]:
+    async def run() -> list[str]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(limits=limits, timeout=30) as client:
             tasks = [asyncio.create_task(ask(client, leaves=i % 2 == 0)) for i in range(64)]
             await asyncio.sleep(0.05)
-            started = time.monotonic()
             assert (await client.get(server.url + "/health")).status_code == 200
-            latency = time.monotonic() - started
-            return await asyncio.gather(*tasks), latency
+            assert not all(task.done() for task in tasks)  # they do not hold up others
+            return await asyncio.gather(*tasks)
 
-    texts, latency = asyncio.run(run())
-    assert texts == ["", REPLY] * 32 and latency < 2
+    assert asyncio.run(run()) == ["", REPLY] * 32
     wait_until(lambda: not server.engine.running)
 
 
