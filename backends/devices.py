@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .errors import UnsupportedDeviceError
 
 if TYPE_CHECKING:
+    from .contract.manifest import KVCacheSpec
     from .session import DeviceSession, SessionSettings
+
+_CPU_KV_DTYPES: Final = ("float32", "float16", "bfloat16")
+_FP8_HEADS: Final = 16  # an fp8 head of a multiple of so many elements can be copied in whole pieces of 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,21 @@ def choose_device(device: str, *, require_gpu: bool = False) -> DeviceChoice:
     if require_gpu:
         raise UnsupportedDeviceError(f"a GPU is required (require_gpu) and none can be used: {problem}")
     return DeviceChoice("cpu", f"no GPU can be used: {problem}")
+
+
+def check_kv_dtype(device: str, dtype: str, specs: Sequence[KVCacheSpec]) -> None:
+    """UnsupportedDeviceError where `device` ("cpu" or "cuda:N") has no KV cache of this type for layers like these."""
+    if device == "cpu" and dtype not in _CPU_KV_DTYPES:
+        raise UnsupportedDeviceError(
+            f"kv_cache_dtype {dtype!r} is for CUDA devices, the model would run on the CPU: "
+            f"expected auto or one of {', '.join(_CPU_KV_DTYPES)}"
+        )
+    unfit = sorted({spec.head_dim for spec in specs if spec.head_dim % _FP8_HEADS})
+    if dtype == "fp8_e4m3" and unfit:
+        raise UnsupportedDeviceError(
+            f"kv_cache_dtype {dtype!r}: expected heads of a multiple of {_FP8_HEADS} elements, this model has {unfit}; "
+            "use float16 or bfloat16"
+        )
 
 
 def open_device_session(model: bytes, settings: SessionSettings) -> DeviceSession:

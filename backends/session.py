@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .contract.manifest import GRAPH_NAME, Manifest
 from .contract.opset import GRAPH_INPUTS, KV_DTYPES
-from .devices import open_device_session
+from .devices import check_kv_dtype, open_device_session
 from .errors import BackendError, InvalidInputError, KernelError, SessionCreateError
 from .library import describe_cpu
 from .ort import KV_INPUTS, KV_OUTPUT, translated
@@ -102,6 +102,7 @@ class ModelSession:
             num_threads=num_threads,
             cpu_tier=cpu_tier,
         )
+        self._device_name = device
         self._device = open_device_session(_graph_bytes(package_dir / GRAPH_NAME, self._extra_outputs), settings)
         try:
             self._checks = _input_checks(self._device.input_names)
@@ -124,6 +125,7 @@ class ModelSession:
             raise BackendError("allocate_kv_cache: this session has a KV cache already, or was closed")
         if dtype not in KV_DTYPES:
             raise InvalidInputError(f"KV cache dtype {dtype!r}: expected one of {tuple(KV_DTYPES)}")
+        check_kv_dtype(self._device_name, dtype, self._manifest.kv_cache)
         if num_blocks < 1 or block_size < 1:
             raise InvalidInputError(f"num_blocks {num_blocks}, block_size {block_size}: expected 1 or more")
         code, element_bytes = KV_DTYPES[dtype]

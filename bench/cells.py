@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FRESH_CELLS = ("start", "memory")  # of processes of their own; fresh.py
-KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)

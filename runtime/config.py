@@ -125,8 +125,10 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = option(
         None, "Number of KV blocks, for tests; overrides both.", default_text="by the bytes"
     )
-    cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option(
-        "auto", "Type of K and V in the cache; auto = the checkpoint's, float16 if quantised.", flag="kv_cache_dtype"
+    cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
+        "auto",
+        "Type of K and V in the cache; auto = the checkpoint's, float16 if quantised; fp8 = fp8_e4m3, on GPUs only.",
+        flag="kv_cache_dtype",
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt prefixes.")
     prefix_caching_hash_algo: Literal["sha256"] = option("sha256", "Hash of the prefix cache.")
@@ -303,14 +305,16 @@ class EngineConfig:
         """A copy with the device, max_model_len, cache_dtype, the batch limits and the KV cache plan settled.
 
         free_bytes: memory to plan with, None = asked of the device, or of the system for the CPU. Raises ConfigError,
-        KVCacheError, and BackendError for a device that cannot be used.
+        KVCacheError, and BackendError for a device that cannot be used or has no such cache.
         """
-        from ..backends.devices import free_device_bytes
+        from ..backends.devices import check_kv_dtype, free_device_bytes
 
         choice = self.device_config.choose()
+        request = self._sizing_request(manifest)
+        check_kv_dtype(choice.name, request.cache_dtype, manifest.kv_cache)
         device_bytes = free_device_bytes(choice.name) if free_bytes is None else None
         plan = plan_kv_cache(
-            self._sizing_request(manifest),
+            request,
             free_bytes=free_bytes if device_bytes is None else device_bytes,
             device_memory=device_bytes is not None,
             environ=environ,
@@ -344,6 +348,8 @@ class EngineConfig:
                 "tokens (max_position_embeddings)"
             )
         cache, dtype = self.cache_config, str(self.cache_config.cache_dtype)
+        if dtype == "fp8":
+            dtype = "fp8_e4m3"
         if dtype == "auto":
             dtype = manifest.architecture.dtype if manifest.architecture.dtype in KV_DTYPES else "float16"
         share_given = "gpu_memory_utilization" in self.explicit

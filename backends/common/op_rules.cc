@@ -221,13 +221,33 @@ AttentionInputs attention_inputs(const KernelContext& ctx, const AttentionAttrib
   return in;
 }
 
-KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& a) {
+namespace {
+
+int64_t bytes_of(KvDtype dtype) {
+  switch (dtype) {
+    case KvDtype::kFloat32:
+      return 4;
+    case KvDtype::kFloat16:
+    case KvDtype::kBFloat16:
+      return 2;
+    case KvDtype::kE4M3:
+      return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& a, KvDtype last) {
   layout.check_shape({2});
   cache.check_shape({-1, -1});
   const int32_t code = layout.as<int32_t>()[0], block_size = layout.as<int32_t>()[1];
-  if (code < 0 || code > 2) throw OpError("kv_layout[0]: expected a KV dtype code from 0 to 2, got " + text(code));
+  if (code < 0 || code > static_cast<int32_t>(last)) {
+    throw OpError("kv_layout[0]: expected a KV dtype code from 0 to " + text(static_cast<int32_t>(last)) + ", got " +
+                  text(code));
+  }
   if (block_size < 1) throw OpError("kv_layout[1]: expected a block size of at least 1, got " + text(block_size));
-  const int64_t width = code == static_cast<int32_t>(KvDtype::kFloat32) ? 4 : 2;
+  const int64_t width = bytes_of(static_cast<KvDtype>(code));
   const int64_t element_row = block_size * width;                        // one element of all tokens of a block
   const int64_t needed = a.kv_offset + 2 * a.num_kv_heads * a.head_dim;  // of those: the product may not fit 64 bits
   if (cache.shape[1] / element_row < needed || cache.shape[1] % element_row != 0) {

@@ -87,8 +87,9 @@ struct KvCacheShape {
   int64_t num_blocks, block_size;  // block_size: tokens
   int64_t block_stride;            // elements from one block to the next
 };
-// `layout` is in host memory.
-KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& attributes);
+// `layout` is in host memory; `last` is the last of the types that the back end has.
+KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& attributes,
+                            KvDtype last);
 
 // Copies the fields that a kernel's parameters have under the same names.
 template <class Params>

@@ -13,7 +13,7 @@ inline constexpr size_t kMaxWeights = 3;  // of one product
 enum class Epilogue : int { kNone, kSwiglu, kGeglu };
 
 // KV dtype codes of backends/contract/opset.py.
-enum class KvDtype : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+enum class KvDtype : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kE4M3 = 3 };
 
 // Parameters of Sample, in the order of SAMPLING_FLOATS, SAMPLING_INTS, then bias_values.
 enum SampleNumber : int32_t {

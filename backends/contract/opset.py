@@ -125,6 +125,7 @@ KV_DTYPES: Final[dict[str, tuple[int, int]]] = {  # name -> (code, bytes per ele
     "float32": (0, 4),
     "float16": (1, 2),
     "bfloat16": (2, 2),
+    "fp8_e4m3": (3, 1),  # without scales; what it cannot hold becomes +-448. CUDA only
 }
 
 # --- Sampling --------------------------------------------------------------------------------------------------

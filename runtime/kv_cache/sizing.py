@@ -34,7 +34,7 @@ class KVCachePlan:
 
     num_gpu_blocks: int  # the null block included
     block_size: int  # tokens
-    cache_dtype: str  # "float32" | "float16" | "bfloat16"
+    cache_dtype: str  # a name of KV_DTYPES (backends/contract/opset.py)
     page_size_bytes: int  # one block, all layers
     max_model_len: int  # tokens
 

@@ -42,6 +42,18 @@ def test_the_engine_gives_the_cpu_outputs(name: str, tiny: Callable[[str, str], 
 
 
 @needs_device
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_fp8_cache_gives_the_same_outputs_with_preemption(
+    name: str, tiny: Callable[[str, str], Path], trivet_home: Path
+) -> None:
+    checkpoint = tiny(name, "safetensors")
+    options = {"kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.05}
+    expected = outputs(checkpoint, "cuda", **options)
+    assert all(len(tokens) in (12, 30) for tokens in expected)
+    assert outputs(checkpoint, "cuda", **options, num_gpu_blocks_override=18) == expected
+
+
+@needs_device
 def test_a_cache_that_does_not_fit_is_refused_with_the_figures(
     tiny: Callable[[str, str], Path], trivet_home: Path
 ) -> None:

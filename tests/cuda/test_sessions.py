@@ -90,7 +90,7 @@ def test_a_prompt_continues_in_copied_blocks(tiny: Callable[[str, str], Path], t
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "fp8_e4m3"])
 @pytest.mark.parametrize("activation_dtype", ["float32", "int8"])
 def test_captured_equals_eager(
     dtype: str, activation_dtype: str, tiny: Callable[[str, str], Path], tmp_path: Path

@@ -15,7 +15,7 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 
 
 @needs_device
-@pytest.mark.parametrize("name", ["norms", "rotary", "paged_attention", "sample"])
+@pytest.mark.parametrize("name", ["norms", "rotary", "paged_attention", "e4m3_cache", "sample"])
 def test_kernel_tests_pass_on_the_device(name: str) -> None:
     environment = os.environ | {"TRIVET_KERNEL_TIERS": "cuda"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", str(KERNELS / f"test_{name}.py")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,35 @@ def add_rms_norm(
     return rms_norm(total, weight, eps), total
 
 
+def _e4m3_values() -> Array:
+    """float32 [256]: what each byte of an fp8_e4m3 cache is."""
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, (bits & 7) / 8
+    size = np.where(exponent == 0, fraction * 2.0**-6, (1 + fraction) * 2.0 ** (exponent - 7))
+    size[(bits & 0x7F) == 0x7F] = np.nan
+    return np.where(bits < 128, size, -size).astype(np.float32)
+
+
+E4M3_VALUES: Final = _e4m3_values()
+
+
+def _to_e4m3(x: Array) -> Array:
+    """Bytes; to the nearest, ties to even, and to +-448 beyond that."""
+    finite = E4M3_VALUES[:0x7F].astype(np.float64)  # ascending
+    size = np.minimum(np.abs(x.astype(np.float64)), finite[-1])
+    low = np.searchsorted(finite, size, side="right") - 1
+    high = np.minimum(low + 1, len(finite) - 1)
+    below, above = size - finite[low], finite[high] - size
+    bits = np.where((above < below) | ((above == below) & (low % 2 == 1)), high, low)
+    bits = np.where(np.isnan(x), 0x7F, bits)
+    return (bits | np.where(np.signbit(x), 0x80, 0)).astype(np.uint8)
+
+
 def to_kv_dtype(x: Array, dtype: str) -> Array:
-    """float32 values as stored: float32 and float16 arrays, bfloat16 as its uint16 bit patterns; nearest even."""
+    """float32 values as stored: float32 and float16 arrays, bfloat16 and fp8_e4m3 as bit patterns; nearest even."""
     x = x.astype(np.float32)
+    if dtype == "fp8_e4m3":
+        return _to_e4m3(x)
     if dtype == "bfloat16":
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -44,9 +70,14 @@ def to_kv_dtype(x: Array, dtype: str) -> Array:
 
 def from_kv_dtype(x: Array, dtype: str) -> Array:
     """Inverse of to_kv_dtype, float32."""
+    if dtype == "fp8_e4m3":
+        return np.asarray(E4M3_VALUES[x])
     if dtype == "bfloat16":
         return (x.astype(np.uint32) << 16).view(np.float32)
     return x.astype(np.float32)
+
+
+STORED: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "fp8_e4m3": np.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +107,7 @@ class AttentionShape:
 
     def layer_views(self, kv_cache: Array) -> tuple[Array, Array]:
         """This layer's keys and values in the cache's bytes: views [num_blocks, num_kv_heads, block_size, head_dim]."""
-        stored = kv_cache.view({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[self.kv_dtype])
+        stored = kv_cache.view(STORED[self.kv_dtype])
         blocks, heads, size, dim = len(kv_cache), self.num_kv_heads, self.block_size, self.head_dim
         start, elements = self.kv_offset * size, 2 * heads * size * dim
         if self.device == "cuda":

@@ -39,7 +39,7 @@ COPY_BYTES = 1 << 30
 STEPS = ("tests", "models", "sanitizer", "speed")
 HARNESS = [
     "tests/cuda/test_products.py",
-    *(f"tests/kernels/test_{name}.py" for name in ("norms", "rotary", "paged_attention", "sample")),
+    *(f"tests/kernels/test_{name}.py" for name in ("norms", "rotary", "paged_attention", "e4m3_cache", "sample")),
 ]
 
 

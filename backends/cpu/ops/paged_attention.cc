@@ -204,7 +204,8 @@ class Attention {
 
 void bind_cache(PagedAttentionParams& p, KernelContext& ctx, const AttentionAttributes& attributes) {
   const Tensor cache = ctx.input(PagedAttentionSpec::kKvCache);
-  const KvCacheShape shape = kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes);
+  const KvCacheShape shape =
+      kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes, KvDtype::kBFloat16);
   p.kv_dtype = shape.dtype;
   p.block_size = shape.block_size;
   p.num_blocks = shape.num_blocks;

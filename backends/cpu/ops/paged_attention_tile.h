@@ -267,6 +267,8 @@ void prepare_any(const PagedAttentionParams& p, int64_t token, float* q) {
       return prepare_token<Half>(p, token, q);
     case KvDtype::kBFloat16:
       return prepare_token<BFloat16>(p, token, q);
+    case KvDtype::kE4M3:
+      return;  // refused by the op
   }
 }
 
@@ -279,6 +281,8 @@ void attend_any(const PagedAttentionParams& p, const AttentionItem& item, int64_
       return attend_partition<Half>(p, item, partition, more, queries, scratch, state);
     case KvDtype::kBFloat16:
       return attend_partition<BFloat16>(p, item, partition, more, queries, scratch, state);
+    case KvDtype::kE4M3:
+      return;  // refused by the op
   }
 }
 

@@ -1,5 +1,8 @@
-// What the kernels of PagedAttention share: where keys lie, norm and rotation of a head, merging of partial results.
+// What the kernels of PagedAttention share: elements of the cache and where they lie, the tokens that a block attends
+// for, norm and rotation of a head, merging of partial results.
 #pragma once
+
+#include <cuda_fp8.h>
 
 #include "activation.cuh"
 
@@ -10,12 +13,44 @@ constexpr int kPartitionKeys = 64;
 constexpr int64_t kSplitTokens = 64;  // steps of at most so many tokens are split over partitions
 constexpr float kInfinity = __builtin_huge_valf();
 
+// --- The cache ----------------------------------------------------------------------------------------------------
+
+// An element of an fp8_e4m3 cache. There are no scales; what it cannot hold becomes the largest that it can.
+struct E4M3 {
+  uint8_t bits;
+};
+
+// Two of them as float16, which holds all their values.
+__device__ __forceinline__ uint32_t to_halves(uint16_t pair) {
+#if __CUDA_ARCH__ >= 890
+  const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
+  return static_cast<uint32_t>(halves.x) | static_cast<uint32_t>(halves.y) << 16;
+#else
+  // The same bits as a float16 are the number times 2^-8, except that all ones are NaN.
+  const uint32_t wide = pair, magnitudes = (wide & 0x7F) << 7 | (wide & 0x7F00) << 15;
+  const __half2 scaled = __hmul2(reinterpret_cast<const __half2&>(magnitudes), __float2half2_rn(256.0f));
+  const uint32_t is_nan = __vcmpeq2(magnitudes, 0x3F803F80);
+  return reinterpret_cast<const uint32_t&>(scaled) | (is_nan & 0x7FFF7FFF) | (wide & 0x80) << 8 | (wide & 0x8000) << 16;
+#endif
+}
+
+__device__ __forceinline__ float to_float(E4M3 x) {
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(to_halves(x.bits))));
+}
+template <>
+__device__ __forceinline__ E4M3 from_float<E4M3>(float x) {
+  return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
+}
+
 // 16 bytes, or zeros.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool given) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(given ? 16 : 0)
                : "memory");
 }
+
+// Until all copies that this thread has begun are there, for this thread.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ int64_t kv_index(const AttentionParams& p, int64_t block, int64_t k_or_v, int64_t kv_head,
                                             int64_t offset) {
@@ -41,6 +76,45 @@ __device__ __forceinline__ int64_t request_of(const AttentionParams& p, int64_t 
     }
   }
   return low;
+}
+
+// --- Items --------------------------------------------------------------------------------------------------------
+
+// Consecutive tokens of a request that a block attends for.
+struct Item {
+  int64_t request;  // -1: none
+  int64_t first_token, first_position, last_position;
+  int64_t first_key;  // the first position that one of them sees
+  int tokens;
+};
+
+// Blocks (x) go over the items of all requests, the longest of a request first; the last ones find none.
+__device__ __forceinline__ Item item_of(const AttentionParams& p, int tokens_per_item) {
+  Item item{-1, 0, 0, 0, 0, 0};
+  int64_t left = blockIdx.x;
+  if (tokens_per_item == 1) {
+    item.request = request_of(p, left);
+    item.first_token = left;
+    item.tokens = 1;
+  }
+  for (int64_t r = 0; r < p.num_requests && item.request < 0; ++r) {
+    const int64_t start = max(static_cast<int64_t>(0), min(static_cast<int64_t>(p.query_start_loc[r]), p.num_tokens));
+    const int64_t count = min(static_cast<int64_t>(p.query_start_loc[r + 1]), p.num_tokens) - start;
+    const int64_t items = (count + tokens_per_item - 1) / tokens_per_item;
+    if (left < items) {
+      const int64_t skipped = (items - 1 - left) * tokens_per_item;
+      item.request = r;
+      item.first_token = start + skipped;
+      item.tokens = static_cast<int>(min(static_cast<int64_t>(tokens_per_item), count - skipped));
+    }
+    left -= items;
+  }
+  if (item.request < 0) return item;
+  const int64_t limit = p.max_blocks * p.block_size - 1;
+  item.first_position = max(static_cast<int64_t>(0), min(static_cast<int64_t>(p.positions[item.first_token]), limit));
+  item.last_position = min(item.first_position + item.tokens - 1, limit);
+  if (p.sliding_window > 0) item.first_key = max(static_cast<int64_t>(0), item.first_position - p.sliding_window + 1);
+  return item;
 }
 
 // --- Checks -------------------------------------------------------------------------------------------------------

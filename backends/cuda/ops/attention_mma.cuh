@@ -1,4 +1,5 @@
-// Pieces of attention on tensor cores: 16 by 8 by 16 products of float16 or bfloat16 with float32 sums.
+// Pieces of attention on tensor cores: 16 by 8 by 16 products of float16 or bfloat16 with float32 sums. A cache of E4M3
+// goes into shared memory as float16, which holds all its values.
 #pragma once
 
 #include <type_traits>
@@ -61,11 +62,69 @@ __device__ __forceinline__ Split<T> split(float x, float y) {
   return {bits(pair), bits(rest)};
 }
 
-// Byte of element `column` (a multiple of 8) of a row of kDim 2-byte elements; pieces of 16 bytes are exchanged so that
-// eight rows of a matrix lie in different banks.
+// What an element S of the cache is in a product.
+template <class S>
+using Factor = std::conditional_t<std::is_same_v<S, E4M3>, __half, S>;
+
+// Rows of kDim factors lie in shared memory so many bytes apart.
+template <int kDim>
+constexpr int kRowBytes = (kDim + 63) / 64 * 128;
+
+// Byte of element `column` (a multiple of 8) of a row; pieces of 16 bytes are exchanged so that eight rows of a matrix
+// lie in different banks.
 template <int kDim>
 __device__ __forceinline__ int place(int row, int column) {
-  return row * kDim * 2 + (((column >> 3) ^ (row & 7)) << 4);
+  return row * kRowBytes<kDim> + (((column >> 3) ^ (row & 7)) << 4);
 }
+
+// Rows of the cache on their way into shared memory, moved by kThreadCount threads; `thread` counts them.
+template <class S, int kDim, int kRowCount, int kThreadCount>
+class RowsInFlight {
+ public:
+  // Row i starts at element rows[i] of `cache`; where that is negative, it becomes zeros.
+  __device__ __forceinline__ void begin(const S* cache, const int64_t* rows, uint8_t* to, int thread) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = thread + i * kThreadCount, row = at / kRowPieces, column = at % kRowPieces * kWide;
+      if (kPieces % kThreadCount != 0 && at >= kPieces) break;
+      const bool given = rows[row] >= 0;
+      const S* from = cache + (given ? rows[row] + column : 0);
+      if constexpr (kConverts) {
+        pieces_[i] = given ? __ldcg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
+      } else {
+        copy_async(to + place<kDim>(row, column), from, given);
+      }
+    }
+  }
+
+  // What this thread moves is there, for this thread; `to` as given to begin().
+  __device__ __forceinline__ void end(uint8_t* to, int thread) {
+    if constexpr (kConverts) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = thread + i * kThreadCount, row = at / kRowPieces, column = at % kRowPieces * kWide;
+        if (kPieces % kThreadCount != 0 && at >= kPieces) break;
+        const uint4 piece = pieces_[i];
+        *reinterpret_cast<uint4*>(to + place<kDim>(row, column)) = widened(piece.x, piece.y);
+        *reinterpret_cast<uint4*>(to + place<kDim>(row, column + 8)) = widened(piece.z, piece.w);
+      }
+    } else {
+      wait_for_copies();
+    }
+  }
+
+ private:
+  static constexpr bool kConverts = std::is_same_v<S, E4M3>;
+  static constexpr int kWide = 16 / sizeof(S), kRowPieces = kDim / kWide, kPieces = kRowCount * kRowPieces;
+  static constexpr int kEach = (kPieces + kThreadCount - 1) / kThreadCount;
+
+  // Eight E4M3 as float16.
+  static __device__ __forceinline__ uint4 widened(uint32_t low, uint32_t high) {
+    return make_uint4(to_halves(static_cast<uint16_t>(low)), to_halves(static_cast<uint16_t>(low >> 16)),
+                      to_halves(static_cast<uint16_t>(high)), to_halves(static_cast<uint16_t>(high >> 16)));
+  }
+
+  uint4 pieces_[kConverts ? kEach : 1];
+};
 
 }  // namespace trivet::cuda

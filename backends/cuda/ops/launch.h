@@ -115,7 +115,7 @@ inline constexpr int64_t kMaxBlocksRows = 64;
 [[gnu::weak]] cudaError_t matmul_wgmma_blocks(const Launch& on, const void* x, int64_t rows, int64_t k,
                                               int64_t padded_k, const Weight& weight, float* parts, const Product& out);
 
-// --- attention.cu -------------------------------------------------------------------------------------------------
+// --- Attention ----------------------------------------------------------------------------------------------------
 
 struct AttentionParams {
   int64_t num_heads, num_kv_heads, head_dim, group;
@@ -123,7 +123,7 @@ struct AttentionParams {
   int64_t num_tokens, num_requests, rotary_dim, sliding_window;
   float scale, soft_cap, norm_eps;
   bool rope_interleaved;
-  int kv_dtype;  // code of KV_DTYPES
+  KvDtype kv_dtype;
   const float* qkv;
   void* kv_cache;
   const float* cos_sin;
@@ -137,7 +137,7 @@ struct AttentionParams {
   QuantizedRows quantized;  // of a split step with head_dim % 32 == 0: `out` once more, as int8
 };
 
-// Whether paged_attention can write `quantized`.
+// attention.cu: all of it. Whether it can write `quantized`:
 bool attention_quantizes(const AttentionParams& p);
 // Floats of scratch for partial results, 0 when the step is not split.
 int64_t attention_state_floats(const AttentionParams& p);
@@ -149,6 +149,8 @@ cudaError_t attend_mma(const Launch& on, const AttentionParams& p);
 // attention_decode.cu: all of it, for steps that are split
 bool decodes_on_tensor_cores(const AttentionParams& p);
 cudaError_t attend_decode(const Launch& on, ErrorSink sink, const AttentionParams& p, int partitions);
+// attention_float.cu: as attend_decode, or with no partitions as attend_mma; for every step
+cudaError_t attend_float(const Launch& on, ErrorSink sink, const AttentionParams& p, int partitions);
 
 // --- sample.cu ----------------------------------------------------------------------------------------------------
 

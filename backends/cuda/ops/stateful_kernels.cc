@@ -10,13 +10,18 @@ constexpr int64_t kMaxTokens = int64_t{1} << 30;
 
 void bind_cache(AttentionParams& p, KernelContext& ctx, const AttentionAttributes& attributes, cudaStream_t stream) {
   const Tensor cache = ctx.input(PagedAttentionSpec::kKvCache);
-  const KvCacheShape shape = kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes);
+  const KvCacheShape shape =
+      kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes, KvDtype::kE4M3);
+  if (p.head_dim * shape.element_bytes % 16 != 0) {
+    fail("attribute 'head_dim': expected a multiple of " + std::to_string(16 / shape.element_bytes) +
+         " for this KV dtype, got " + std::to_string(p.head_dim));
+  }
   const int64_t start = p.kv_offset * shape.block_size * shape.element_bytes;
   if (cache.shape[1] % 16 != 0 || start % 16 != 0) {
     fail("kv_cache: expected blocks and layers that start at multiples of 16 bytes, got blocks of " +
          std::to_string(cache.shape[1]) + " bytes and this layer at byte " + std::to_string(start));
   }
-  p.kv_dtype = static_cast<int32_t>(shape.dtype);
+  p.kv_dtype = shape.dtype;
   p.block_size = shape.block_size;
   p.num_blocks = shape.num_blocks;
   p.block_stride = shape.block_stride;

@@ -96,7 +96,7 @@ def test_without_chunked_prefill_a_prompt_must_fit_the_budget() -> None:
         ({"block_size": True}, "block_size is True (bool); expected int"),
         ({"verify": 1}, "verify is 1 (int); expected bool"),
         ({"max_model_len": 1}, "max_model_len is 1; expected 2 tokens or more, or -1"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8' (str); expected one of auto, float32, float16, bfloat16"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "expected one of auto, float32, float16, bfloat16, fp8, fp8_e4m3"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; expected (0, 1]"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan; expected (0, 1]"),
         ({"watermark": 1.0}, "watermark is 1.0; expected [0, 1)"),

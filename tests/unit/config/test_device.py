@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trivet.backends.contract.manifest import KVCacheSpec
 from trivet.backends.cuda import device as cuda
 from trivet.backends.devices import DeviceChoice, choose_device
 from trivet.backends.errors import UnsupportedDeviceError
@@ -71,3 +73,36 @@ def test_a_gpu_by_number_is_that_one_or_none(machine: Any, require_gpu: bool) ->
 def test_the_cpu_cannot_be_a_required_gpu() -> None:
     with pytest.raises(ConfigError, match="device is 'cpu'; expected a GPU, as require_gpu is set"):
         EngineConfig.from_kwargs("model", device="cpu", require_gpu=True)
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig.from_kwargs("model", **{"kv_cache_dtype": "fp8"} | options)
+
+
+def manifest(head_dim: int = 64) -> Any:
+    architecture = SimpleNamespace(name="tiny", dtype="float16", max_position_embeddings=2048)
+    specs = [KVCacheSpec(layer=0, num_kv_heads=2, head_dim=head_dim, kv_offset=0)]
+    return SimpleNamespace(architecture=architecture, kv_cache=specs, sources=[])
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_an_fp8_cache_has_twice_the_blocks_on_a_gpu(name: str, machine: Any) -> None:
+    machine([GOOD])
+    options: dict[str, Any] = {"device": "cuda:1", "kv_cache_memory_bytes": 1 << 28}
+    resolved = config(kv_cache_dtype=name, **options).resolve(manifest(), free_bytes=1 << 30)
+    assert resolved.cache_config.cache_dtype == resolved.resolved_plan.cache_dtype == "fp8_e4m3"
+    wide = config(kv_cache_dtype="float16", **options).resolve(manifest(), free_bytes=1 << 30)
+    assert resolved.resolved_plan.num_gpu_blocks == 2 * wide.resolved_plan.num_gpu_blocks
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto", "cuda"])
+def test_an_fp8_cache_is_refused_on_the_cpu(device: str, machine: Any) -> None:
+    machine([], NO_DRIVER)
+    with pytest.raises(UnsupportedDeviceError, match=r"kv_cache_dtype 'fp8_e4m3' is for CUDA .* on the CPU"):
+        config(device=device).resolve(manifest(), free_bytes=1 << 30)
+
+
+def test_heads_that_an_fp8_cache_cannot_have_are_named(machine: Any) -> None:
+    machine([GOOD])
+    with pytest.raises(UnsupportedDeviceError, match=r"heads of a multiple of 16 elements, this model has \[24\]"):
+        config(device="cuda:1").resolve(manifest(head_dim=24), free_bytes=1 << 30)
