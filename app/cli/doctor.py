@@ -95,6 +95,7 @@ def _cuda() -> Any:
     from ...backends.cuda.device import describe_cuda
 
     facts = describe_cuda()
+    facts["library"] = facts["library"] or "not built"
     return facts | {"devices": {f"cuda:{device['ordinal']}": device for device in facts["devices"]}}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from trivet.backends.cuda.device import describe_cuda
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 RUN = ("complete", "Hello", "--temperature", 0, "--max-tokens", 4, "-m")
@@ -62,3 +63,9 @@ def test_doctor_counts_a_fallback_as_a_problem(cli: Any) -> None:
     assert result.status == 1 and report["device"]["chosen"] == "cpu"
     assert report["problems"] == [f"models would run on the CPU: {report['device']['fallback']}"]
     assert cli("doctor", "--json", **NO_GPU).json()["device"] == {"chosen": "cpu"}
+
+
+def test_doctor_says_whether_the_cuda_library_is_built(cli: Any) -> None:
+    lines = cli("doctor", **NO_GPU).out.splitlines()
+    library = next(line.split(maxsplit=1)[1] for line in lines if line.startswith("cuda.library "))
+    assert library == (describe_cuda()["library"] or "not built")
