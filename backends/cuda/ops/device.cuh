@@ -12,13 +12,21 @@
 
 namespace trivet::cuda {
 
+// The next kernel may begin as soon as all blocks have come here: what it fetches keeps the memory busy meanwhile.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 // Blocks until all work of the kernel before this one on the stream is visible. Before it a kernel may read weights,
 // what the step was given and keys of earlier steps, but nothing that a kernel of this step writes. Blocks without work
-// may end before it, but never all of them: the end of a kernel implies the end of all before it.
+// may end before it, but never all of them: the end of a kernel implies the end of all before it. Lets the next
+// kernel begin.
 __device__ __forceinline__ void wait_for_previous() {
+  let_next_begin();
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 

@@ -5,10 +5,13 @@ namespace trivet::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kMostQuads = 8;  // of a thread, held in registers
+constexpr int kMostThreads = 1024, kMostQuads = 8;  // of a thread, held in registers
+template <int kQuads>
+inline constexpr int kThreadsOf = kQuads == kMostQuads ? kMostThreads : kThreads;
+constexpr int64_t kFewRows = 16;
 
 __device__ __forceinline__ float inverse_rms(float sum_of_squares, int64_t n, float eps) {
-  return 1.0f / sqrtf(sum_of_squares / static_cast<float>(n) + eps);
+  return __frsqrt_rn(sum_of_squares / static_cast<float>(n) + eps);
 }
 
 // Any n.
@@ -47,55 +50,73 @@ __device__ __forceinline__ float4 scaled(float4 v, float scale, float4 w) {
   return make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
 }
 
-// n a multiple of 128, up to 4 * kMostQuads per thread: rows stay in registers.
+// The sum over the block in every thread, each time in other 32 floats of shared memory. One barrier.
+__device__ __forceinline__ float block_sum_once(float x, float* shared) {
+  x = warp_sum(x);
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = x;
+  __syncthreads();
+  return warp_sum((threadIdx.x & 31) < blockDim.x / 32 ? shared[threadIdx.x & 31] : 0.0f);
+}
+
+// n a multiple of 128, up to 4 * kMostQuads per thread: rows stay in registers. In a step of few rows, where nothing
+// but latency counts, a first pass over the weights brings the instructions into the caches before the wait.
 template <int kQuads>
-__global__ void __launch_bounds__(1024) norm_quads_kernel(NormParams p) {
-  __shared__ float shared[32];
-  const int64_t at = blockIdx.x * p.n / 4;
+__global__ void __launch_bounds__(kThreadsOf<kQuads>) norm_quads_kernel(NormParams p) {
+  __shared__ float shared[2][2][32];
+  let_next_begin();
+  const int64_t at = blockIdx.x * p.n;
   const int count = static_cast<int>(p.n / 4), thread = threadIdx.x;
-  float4 v[kQuads], w[kQuads];
+  float4 w[kQuads];
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
     const int i = thread + j * blockDim.x;
     if (i < count) w[j] = quad(p.weight, i);  // weights do not wait for the previous kernel
   }
-  wait_for_previous();
-#pragma unroll
-  for (int j = 0; j < kQuads; ++j) {
-    const int i = thread + j * blockDim.x;
-    v[j] = i < count ? quad(p.x, at + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
-  if (p.post_weight != nullptr) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j) sum += squares(v[j]);
-    const float scale = inverse_rms(block_sum(sum, shared), p.n, p.eps);
+#pragma unroll 1
+  for (int pass = p.rows <= kFewRows ? 0 : 1; pass < 2; ++pass) {
+    if (pass == 1) wait_for_previous();
+    const float* x = pass == 1 ? p.x + at : p.weight;
+    const float* residual = p.residual == nullptr ? nullptr : pass == 1 ? p.residual + at : p.weight;
+    float4 v[kQuads], r[kQuads];
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
       const int i = thread + j * blockDim.x;
-      if (i < count) v[j] = scaled(v[j], scale, quad(p.post_weight, i));
+      v[j] = r[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (i < count) v[j] = quad(x, i);
+      if (i < count && residual != nullptr) r[j] = quad(residual, i);
     }
-  }
-  float sum = 0.0f;
+    if (p.post_weight != nullptr) {
+      float sum = 0.0f;
 #pragma unroll
-  for (int j = 0; j < kQuads; ++j) {
-    const int i = thread + j * blockDim.x;
-    if (i < count && p.residual != nullptr) {
-      const float4 r = quad(p.residual, at + i);
-      v[j] =
-          make_float4(__fadd_rn(v[j].x, r.x), __fadd_rn(v[j].y, r.y), __fadd_rn(v[j].z, r.z), __fadd_rn(v[j].w, r.w));
+      for (int j = 0; j < kQuads; ++j) sum += squares(v[j]);
+      const float scale = inverse_rms(block_sum_once(sum, shared[pass][0]), p.n, p.eps);
+#pragma unroll
+      for (int j = 0; j < kQuads; ++j) {
+        const int i = thread + j * blockDim.x;
+        if (i < count) v[j] = scaled(v[j], scale, quad(p.post_weight, i));
+      }
     }
-    sum += squares(v[j]);
-  }
-  const float scale = inverse_rms(block_sum(sum, shared), p.n, p.eps);
+    float sum = 0.0f;
 #pragma unroll
-  for (int j = 0; j < kQuads; ++j) {
-    const int i = thread + j * blockDim.x;
-    if (i >= count) continue;  // whole warps: n is a multiple of 128
-    if (p.residual_out != nullptr) reinterpret_cast<float4*>(p.residual_out)[at + i] = v[j];
-    const float4 y = scaled(v[j], scale, w[j]);
-    reinterpret_cast<float4*>(p.y)[at + i] = y;
-    if (p.quantized.values != nullptr) store_quantized(p.quantized, blockIdx.x, p.n, i, quantize_quad(y));
+    for (int j = 0; j < kQuads; ++j) {
+      if (residual != nullptr) {
+        v[j] = make_float4(__fadd_rn(v[j].x, r[j].x), __fadd_rn(v[j].y, r[j].y), __fadd_rn(v[j].z, r[j].z),
+                           __fadd_rn(v[j].w, r[j].w));
+      }
+      sum += squares(v[j]);
+    }
+    const float scale = inverse_rms(block_sum_once(sum, shared[pass][1]), p.n, p.eps);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+      const int i = thread + j * blockDim.x;
+      if (i >= count) continue;  // whole warps: n is a multiple of 128
+      const float4 y = scaled(v[j], scale, w[j]);
+      if (pass == 1 && p.residual_out != nullptr) reinterpret_cast<float4*>(p.residual_out + at)[i] = v[j];
+      if (pass == 1) reinterpret_cast<float4*>(p.y + at)[i] = y;
+      if (p.quantized.values == nullptr) continue;
+      const Quantized8 q = quantize_quad(y);
+      if (pass == 1) store_quantized(p.quantized, blockIdx.x, p.n, i, q);
+    }
   }
 }
 
@@ -117,18 +138,25 @@ __global__ void rotary_kernel(ErrorSink sink, const int32_t* positions, int64_t 
 
 }  // namespace
 
-bool norm_quantizes(int64_t n) { return n % 128 == 0 && n <= 4 * 1024 * kMostQuads; }
+bool norm_quantizes(int64_t n) { return n % 128 == 0 && n <= 4 * kMostThreads * kMostQuads; }
 
 cudaError_t rms_norm(const Launch& on, const NormParams& p) {
   if (p.rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(p.rows));
   if (!norm_quantizes(p.n)) return launch(on, norm_kernel, grid, dim3(kThreads), 0, p);
   const int64_t quads = p.n / 4;
-  const dim3 block(static_cast<unsigned>(quads < 1024 ? quads : 1024));
-  if (quads <= 1024) return launch(on, norm_quads_kernel<1>, grid, block, 0, p);
-  if (quads <= 2048) return launch(on, norm_quads_kernel<2>, grid, block, 0, p);
-  if (quads <= 4096) return launch(on, norm_quads_kernel<4>, grid, block, 0, p);
-  return launch(on, norm_quads_kernel<kMostQuads>, grid, block, 0, p);
+  const int per_thread = quads <= kThreads ? 1 : quads <= 2 * kThreads ? 2 : quads <= 4 * kThreads ? 4 : kMostQuads;
+  const dim3 block(static_cast<unsigned>((quads / 32 + per_thread - 1) / per_thread * 32));
+  switch (per_thread) {
+    case 1:
+      return launch(on, norm_quads_kernel<1>, grid, block, 0, p);
+    case 2:
+      return launch(on, norm_quads_kernel<2>, grid, block, 0, p);
+    case 4:
+      return launch(on, norm_quads_kernel<4>, grid, block, 0, p);
+    default:
+      return launch(on, norm_quads_kernel<kMostQuads>, grid, block, 0, p);
+  }
 }
 
 cudaError_t rotary_table(const Launch& on, ErrorSink sink, const int32_t* positions, int64_t tokens,
