@@ -32,6 +32,30 @@ __device__ __forceinline__ Quantized8 quantize_quad(float4 v) {
   return {(a & 255) | (b & 255) << 8 | (c & 255) << 16 | d << 24, scale, scale * static_cast<float>(sum)};
 }
 
+struct QuantizedValue {
+  int value;
+  float scale, scaled_sum;  // as of Quantized8
+};
+
+// One value of a block of 32 whose other values the other lanes have. The same result as quantize_quad's.
+__device__ __forceinline__ QuantizedValue quantize_lane(float v) {
+  const bool finite = __all_sync(~0u, isfinite(v));
+  const float most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fabsf(v))));
+  const float inverse = __fdiv_rn(127.0f, most);
+  const bool usable = finite && most > 0.0f && inverse < __int_as_float(0x7f800000);
+  const int value = usable ? __float2int_rn(__fmul_rn(v, inverse)) : 0;
+  const float scale = usable ? __fdiv_rn(most, 127.0f) : finite ? 0.0f : __int_as_float(0x7fffffff);
+  return {value, scale, scale * static_cast<float>(__reduce_add_sync(~0u, value))};
+}
+
+// The value with index `at` in its row of k.
+__device__ __forceinline__ void store_quantized(const QuantizedRows& out, int64_t row, int64_t k, int64_t at,
+                                                const QuantizedValue& q) {
+  const int64_t blocks = k / 32, block = at / 32;
+  out.values[row * k + (at % 32 / 16 * blocks + block) * 16 + at % 16] = static_cast<int8_t>(q.value);
+  if (at % 32 == 0) out.scales[row * blocks + block] = make_float2(q.scale, q.scaled_sum);
+}
+
 // The quad with index `at` in its row of k.
 __device__ __forceinline__ void store_quantized(const QuantizedRows& out, int64_t row, int64_t k, int64_t at,
                                                 const Quantized8& q) {

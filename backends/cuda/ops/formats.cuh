@@ -18,6 +18,10 @@ inline constexpr bool kHasMinimum =
 template <Format F>
 inline constexpr bool kHasHalves = F == Format::kQ6_K;  // two scales per run
 
+// Superblocks of these are whole 16-byte words, and so are rows of them.
+template <Format F>
+inline constexpr bool kAligned = F == Format::kQ4_K || F == Format::kQ5_K;
+
 // N words at an address that is only 2-byte aligned, as aligned words that are put together when they are used, so that
 // loads can be in flight; may read up to 3 bytes beyond the last word, within the allocation (Arena pads).
 template <int N>
@@ -283,6 +287,37 @@ __device__ __forceinline__ float weight_of(const Run32& r, int i) {
   const float q = __uint_as_float(raised) - 8388736.0f;
   return __fadd_rn(__fmul_rn(q, r.scale[i >> 4]), r.minimum);
 }
+
+__device__ __forceinline__ uint32_t pack_bfloat16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Weights i and i + 1 of a run as bfloat16; i is even. Bytes of less than seven bits, which are all but those of q8_0,
+// plus 64 as the upper bits of 2^7: one multiply-add takes 192 off again, with an error far below bfloat16's.
+template <Format F>
+__device__ __forceinline__ uint32_t bfloat16_pair(const Run32& r, int i) {
+  if constexpr (F == Format::kQ8_0) {
+    return pack_bfloat16(weight_of(r, i), weight_of(r, i + 1));
+  } else {
+    const float scale = r.scale[i >> 4], offset = fmaf(-192.0f, scale, r.minimum);
+    const uint32_t bytes = (static_cast<uint32_t>(r.q[i >> 2]) & 0x7F7F7F7Fu) ^ 0x40404040u;
+    const auto value = [&](int at) {
+      return fmaf(__uint_as_float(__byte_perm(bytes, 0x43000000u, 0x7044 | (at & 3) << 8)), scale, offset);
+    };
+    return pack_bfloat16(value(i), value(i + 1));
+  }
+}
+
+// Eight of them from weight 8 `part` on.
+template <Format F>
+__device__ __forceinline__ uint4 bfloat16_words(const Run32& r, int part) {
+  return make_uint4(bfloat16_pair<F>(r, 8 * part), bfloat16_pair<F>(r, 8 * part + 2), bfloat16_pair<F>(r, 8 * part + 4),
+                    bfloat16_pair<F>(r, 8 * part + 6));
+}
+
+template <Format F>
+inline constexpr bool kIsBlock = F != Format::kF32 && F != Format::kF16 && F != Format::kBF16;
 
 // Weights [32 run, 32 run + 32) of a row of k as float32; float formats may end inside the run, then zeros follow.
 template <Format F>
