@@ -24,7 +24,9 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65, 130, 300)
 
 def few_rows(fmt: str) -> int:
     """Steps of up to so many rows do not go to tensor cores."""
-    return 4 if fmt in reference.FLOAT_FORMATS or probe_devices()["devices"][0]["sm"] == 90 else 16
+    if fmt in reference.FLOAT_FORMATS:
+        return 4
+    return 8 if probe_devices()["devices"][0]["sm"] == 90 else 16
 
 
 def takes_tensor_cores(fmt: str, activation_dtype: str, rows: int) -> bool:

@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kMaxGridRows = 65535;  // blockIdx.y and z
 // Up to here the rows of a product are taken as int8 (block formats) or float32. Where warpgroup tensor cores take
 // over, they keep up with the memory from fewer rows on.
-constexpr int64_t kFewRows = 16, kFewRowsBesideWgmma = 4, kFewElementRows = 4;
+constexpr int64_t kFewRows = 16, kFewRowsBesideWgmma = 8, kFewElementRows = 4;
 
 int64_t few_rows(const Launch& launch) { return launch.has_wgmma ? kFewRowsBesideWgmma : kFewRows; }
 
@@ -105,17 +105,29 @@ class Products {
            rows_.count <= few_rows(context_.launch) && matvec_int8_takes(rows_.k);
   }
 
+  bool takes_float(const WeightFormat& format) const {
+    return rows_.count <= kFewElementRows || session_.activation_dtype == ActivationDtype::kFloat32 ||
+           format.format == Format::kF32;
+  }
+
+  // Whether run_gated takes both weights of a pair at a time.
+  bool takes_gate(const WeightFormat& format) const {
+    return takes_int8(format) || (!format.is_block() && takes_float(format));
+  }
+
   // `count` weights of one format whose columns lie side by side in y.
   void run(const WeightFormat& format, const Weight* weights, int count, const Product& out) {
     if (takes_int8(format)) {
       check(matvec_int8(context_.launch, quantized(), rows_.count, rows_.k, weights, count, {}, out), "matvec_int8");
       return;
     }
-    const bool in_float = rows_.count <= kFewElementRows || session_.activation_dtype == ActivationDtype::kFloat32 ||
-                          format.format == Format::kF32;
+    if (!format.is_block() && takes_float(format)) {
+      check(matvec_elements(context_.launch, sink_, rows_, weights, count, {}, out), "matvec_elements");
+      return;
+    }
     Product part = out;
     for (int i = 0; i < count; ++i) {
-      if (in_float) {
+      if (takes_float(format)) {
         check(matvec_float(context_.launch, sink_, rows_, weights[i], part), "matvec_float");
       } else if (context_.launch.has_wgmma) {
         run_wgmma(format, weights[i], part);
@@ -127,11 +139,16 @@ class Products {
     }
   }
 
-  // Both weights of a gated pair, of one format that takes int8. y is written as int8 as well, for the product that
-  // usually follows.
-  void run_gated(const Weight& weight, const uint8_t* up, Epilogue epilogue, const Product& out) {
-    const QuantizedRows x = quantized();
+  // Both weights of a gated pair of one format, where takes_gate. An int8 product writes y as int8 as well, for the
+  // product that usually follows.
+  void run_gated(const WeightFormat& format, const Weight& weight, const uint8_t* up, Epilogue epilogue,
+                 const Product& out) {
     Gate gate{up, epilogue, {}};
+    if (!takes_int8(format)) {
+      check(matvec_elements(context_.launch, sink_, rows_, &weight, 1, gate, out), "matvec_elements");
+      return;
+    }
+    const QuantizedRows x = quantized();
     if (weight.rows % 32 == 0) gate.quantized = context_.quantized_for(out.y, rows_.count, weight.rows);
     check(matvec_int8(context_.launch, x, rows_.count, rows_.k, &weight, 1, gate, out), "matvec_int8");
   }
@@ -214,8 +231,8 @@ void QMatMul::compute(KernelContext& ctx) {
   float* y = ctx.output(0, {rows, columns}).mutable_as<float>();
   session.context.overwritten(y);
   Products products(session, node, {in.x, rows, in_features, nullptr, rows});
-  if (epilogue != Epilogue::kNone && formats[0] == formats[1] && products.takes_int8(*formats[0])) {
-    return products.run_gated(weights[0], weights[1].data, epilogue, {y, columns, in.bias, 0.0f});
+  if (epilogue != Epilogue::kNone && formats[0] == formats[1] && products.takes_gate(*formats[0])) {
+    return products.run_gated(*formats[0], weights[0], weights[1].data, epilogue, {y, columns, in.bias, 0.0f});
   }
   float* target = epilogue == Epilogue::kNone ? y : session.context.scratch<float>(Context::kGates, rows * total);
   int64_t column = 0;

@@ -85,18 +85,22 @@ cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64
 // y[row][i] = act(xy[row][i]) * xy[row][n + i]
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y);
 
-// matvec_int8.cu: few rows, up to kMaxSegments weights of one block format side by side.
+// Up to kMaxSegments weights of one format side by side, or a gated pair.
 inline constexpr int kMaxSegments = static_cast<int>(kMaxWeights);
 struct Gate {
   const uint8_t* up = nullptr;  // the second weight of a gated pair, of the same format and size as the only one given
   Epilogue epilogue = Epilogue::kNone;
-  QuantizedRows quantized{};  // y once more, as int8; its width is then a multiple of 32
+  QuantizedRows quantized{};  // from int8 products: y once more, as int8; its width is then a multiple of 32
 };
+// matvec_int8.cu: few rows and a block format.
 bool matvec_int8_takes(int64_t k);
 cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight* weights,
                         int count, const Gate& gate, const Product& out);
-// matvec_float.cu: float32 activations, any number of rows and any format; a row's bits do not depend on the others.
+// matvec_float.cu: float32 activations, any number of rows; a row's bits do not depend on the others. A block format,
+// or one of single elements.
 cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out);
+cudaError_t matvec_elements(const Launch& on, ErrorSink sink, const Rows& rows, const Weight* weights, int count,
+                            const Gate& gate, const Product& out);
 // matmul_mma.cu: many rows on tensor cores; x as bfloat16 [rows][padded_k], padded_k a multiple of 64.
 cudaError_t matmul_mma(const Launch& on, const void* x, int64_t rows, int64_t k, int64_t padded_k, const Weight& weight,
                        const Product& out);
