@@ -15,15 +15,23 @@ __global__ void __launch_bounds__(kThreads)
   if (at >= weight.rows * runs) return;
   const int64_t row = at / runs;
   const int run = static_cast<int>(at % runs);
-  float values[32] = {};
-  if (run * 32 < k) read_floats<F>(weight.data + row * weight.row_bytes, run, k, values);
+  const uint8_t* source = weight.data + row * weight.row_bytes;
   uint4* target = reinterpret_cast<uint4*>(out + row * padded_k + run * 32);
+  if constexpr (kIsBlock<F>) {
+    Run32 weights{};
+    if (run * 32 < k) weights = read_run<F>(GlobalBytes{source}, run);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    __nv_bfloat162 pairs[4];
+    for (int i = 0; i < 4; ++i) target[i] = bfloat16_words<F>(weights, i);
+  } else {
+    float values[32] = {};
+    if (run * 32 < k) read_floats<F>(source, run, k, values);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) pairs[j] = __floats2bfloat162_rn(values[8 * i + 2 * j], values[8 * i + 2 * j + 1]);
-    target[i] = *reinterpret_cast<const uint4*>(pairs);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[j] = pack_bfloat16(values[8 * i + 2 * j], values[8 * i + 2 * j + 1]);
+      target[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 }
 

@@ -53,15 +53,10 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // One thread's share of a step's weights: a run of 32 of one column.
 template <Format F>
 struct Piece {
-  static constexpr bool kBlock = F != Format::kF32 && F != Format::kF16 && F != Format::kBF16;
+  static constexpr bool kBlock = kIsBlock<F>;
   std::conditional_t<kBlock, Run32, uint4[4]> data;
 
   __device__ __forceinline__ void load(const uint8_t* row, int run, int64_t k) {
@@ -83,8 +78,10 @@ struct Piece {
       read_floats<F>(row, run, k, values);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        data[i] = make_uint4(pack(values[8 * i], values[8 * i + 1]), pack(values[8 * i + 2], values[8 * i + 3]),
-                             pack(values[8 * i + 4], values[8 * i + 5]), pack(values[8 * i + 6], values[8 * i + 7]));
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words[j] = pack_bfloat16(values[8 * i + 2 * j], values[8 * i + 2 * j + 1]);
+        data[i] = make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
   }
@@ -94,10 +91,7 @@ struct Piece {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kBlock) {
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) words[j] = pack(weight_of(data, 8 * i + 2 * j), weight_of(data, 8 * i + 2 * j + 1));
-        target[i] = make_uint4(words[0], words[1], words[2], words[3]);
+        target[i] = bfloat16_words<F>(data, i);
       } else {
         target[i] = data[i];
       }

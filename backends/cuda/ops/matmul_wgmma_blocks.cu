@@ -32,11 +32,6 @@ template <Format F, int kRows>
 inline constexpr size_t kSharedBytes = 1024 + 2 * kTileColumns * 128 + kRowTiles * kRows * 128 +
                                        kStages * Stored<F>::kStageBytes + 16;  // Words read a little ahead
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // A run of a stage's column into the row of a tile.
 template <Format F>
 __device__ __forceinline__ void dequantize(uint8_t* tile, int column, int half, const SharedBytes& stored, int run,
@@ -45,13 +40,7 @@ __device__ __forceinline__ void dequantize(uint8_t* tile, int column, int half, 
   if (inside) weights = read_run<F>(stored, run);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    uint32_t words[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      words[j] = pack(weight_of(weights, 8 * i + 2 * j), weight_of(weights, 8 * i + 2 * j + 1));
-    }
-    *reinterpret_cast<uint4*>(tile + swizzled(column, half * 4 + i)) =
-        make_uint4(words[0], words[1], words[2], words[3]);
+    *reinterpret_cast<uint4*>(tile + swizzled(column, half * 4 + i)) = bfloat16_words<F>(weights, i);
   }
 }
 
@@ -71,10 +60,14 @@ __global__ void __launch_bounds__(kThreads, 2) blocks_kernel(Arguments a) {
   const int first_step = first_stage * kStageSteps;
   const int steps = min(end_stage * kStageSteps, static_cast<int>(a.padded_k / kTileK)) - first_step;
 
+  const int last_column = static_cast<int>(min(static_cast<int64_t>(kTileColumns), a.weight.rows - first_column)) - 1;
+  const uint8_t* stored_tile =
+      a.weight.data + first_column * a.weight.row_bytes + static_cast<int64_t>(first_stage) * S::kBytes;
   const auto stored_at = [&](int column, int stage) {
-    const int64_t row = min(first_column + column, a.weight.rows - 1);
-    return a.weight.data + row * a.weight.row_bytes + static_cast<int64_t>(first_stage + stage) * S::kBytes;
+    return stored_tile + static_cast<uint64_t>(min(column, last_column)) * static_cast<uint32_t>(a.weight.row_bytes) +
+           stage * S::kBytes;
   };
+  const auto before = [](uint32_t address) { return kAligned<F> ? 0 : static_cast<int>(address & 15); };
   const auto fetch_weights = [&](int stage) {
     if (first_stage + stage >= end_stage) return;
     const int64_t left = a.weight.row_bytes - static_cast<int64_t>(first_stage + stage) * S::kBytes;
@@ -84,19 +77,25 @@ __global__ void __launch_bounds__(kThreads, 2) blocks_kernel(Arguments a) {
       const int at = thread + i * kThreads, column = at / S::kPieces, piece = at % S::kPieces;
       if (column >= kTileColumns) continue;
       const uint8_t* from = stored_at(column, stage);
-      const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-      if (piece * 16 >= before + bytes) continue;
+      const int extra = before(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)));
+      if (piece * 16 >= extra + bytes) continue;
       copy_async(stages + stage % kStages * S::kStageBytes + column * S::kPitch + piece * 16,
-                 from - before + piece * 16);
+                 from - extra + piece * 16);
     }
   };
+  constexpr int kRowPieces = (kRows * 8 + kThreads - 1) / kThreads;  // of 16 bytes, per thread and step
+  const __nv_bfloat16* row_pieces[kRowPieces];
+#pragma unroll
+  for (int i = 0; i < kRowPieces; ++i) {
+    const int64_t source = min(first_row + thread / 8 + i * (kThreads / 8), a.sums.rows - 1);
+    row_pieces[i] = a.x + source * a.padded_k + static_cast<int64_t>(first_step) * kTileK + thread % 8 * 8;
+  }
   const auto fetch_rows = [&](int step) {
-    if (step >= steps) return;
-    for (int at = thread; at < kRows * 8; at += kThreads) {
-      const int row = at / 8, piece = at % 8;
-      const int64_t source = min(first_row + row, a.sums.rows - 1);
-      copy_async(row_tiles + step % kRowTiles * kRows * 128 + swizzled(row, piece),
-                 a.x + source * a.padded_k + static_cast<int64_t>(first_step + step) * kTileK + piece * 8);
+    if (step >= steps || thread >= kRows * 8) return;
+    uint8_t* tile = row_tiles + step % kRowTiles * kRows * 128;
+#pragma unroll
+    for (int i = 0; i < kRowPieces; ++i) {
+      copy_async(tile + swizzled(thread / 8 + i * (kThreads / 8), thread % 8), row_pieces[i] + step * kTileK);
     }
   };
   const auto commit = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
@@ -106,6 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2) blocks_kernel(Arguments a) {
   for (int s = 0; s < kRowsAhead; ++s) fetch_rows(s);
   for (int i = 0; i < kRowsAhead; ++i) commit();  // the first of them has all; then one group per step
   float sums[kRows / 2] = {};
+  const int column = thread / 2, half = thread % 2;
+  const uint32_t column_address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(stored_at(column, 0)));
   for (int step = 0; step < steps; ++step) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRowsAhead - 1) : "memory");
     __syncthreads();
@@ -114,9 +115,9 @@ __global__ void __launch_bounds__(kThreads, 2) blocks_kernel(Arguments a) {
     fetch_rows(step + kRowsAhead);
     commit();
     uint8_t* tile = tiles + step % 2 * kTileColumns * 128;
-    const int column = thread / 2, half = thread % 2, run = step % kStageSteps * 2 + half;
-    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(stored_at(column, stage)) & 15);
-    const SharedBytes stored{stages + stage % kStages * S::kStageBytes + column * S::kPitch, before};
+    const int run = step % kStageSteps * 2 + half;
+    const SharedBytes stored{stages + stage % kStages * S::kStageBytes + column * S::kPitch,
+                             before(column_address + static_cast<uint32_t>(stage * S::kBytes))};
     dequantize<F>(tile, column, half, stored, run, ((first_step + step) * 2 + half) * 32 < a.k);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
