@@ -175,83 +175,13 @@ inline void load_transposed(Rows& rows, int64_t offset, V out[4]) {
   }
 }
 
-// Adds the products of 4 elements of 8 rows, as pairs, to 16-bit sums. Two products of an unsigned byte up to 128 and a
-// signed one fit 16 bits, so full-range bytes go as |w| and x with w's sign.
-template <class W>
-inline __m256i pair_products(__m256i w, __m256i x) {
-  if constexpr (W::kMax > 128) {
-    w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-  } else {
-    return _mm256_maddubs_epi16(w, x);
-  }
-}
+}  // namespace
+}  // namespace trivet
 
-// The panel's rows 8 h ... 8 h + 7 times MR activation rows from row `i0` on.
-template <class W, int MR>
-inline void product_rows(const Panel& panel, int count, int64_t first, const TileArgs& args, int64_t i0, int h) {
-  constexpr int kHalves = W::kHalves ? 2 : 1;
-  constexpr int kGroups = 8 / kHalves;
-  // Groups whose pair products add up in 16 bits: 2 * kMax * 127 * groups < 2^15.
-  constexpr int kRun = W::kMax <= 15 ? 8 : W::kMax <= 31 ? 4 : W::kMax <= 63 ? 2 : 1;
-  constexpr int kStep = kRun < kGroups ? kRun : kGroups;
-  const int64_t blocks = args.num_blocks;
-  const int64_t k = blocks * kBlock;
-  const int8_t* q = static_cast<const int8_t*>(args.x.q) + i0 * k + first * kBlock;
-  const float* d = args.x.d + i0 * blocks + first;
-  const float* sum = args.x.sum + i0 * blocks + first;
-  const int32_t* correction = args.x.correction + 2 * (i0 * blocks + first);
-  float* out = args.acc + i0 * args.acc_stride + 8 * h;
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256 acc[MR];
-  for (int i = 0; i < MR; i++) acc[i] = first == 0 ? _mm256_setzero_ps() : _mm256_loadu_ps(out + i * args.acc_stride);
-  for (int b = 0; b < count; b++) {
-    for (int part = 0; part < kHalves; part++) {
-      __m256i dot[MR];
-      for (int i = 0; i < MR; i++) {
-        // The signed form of full-range bytes has no zero point.
-        dot[i] = W::kMax > 128 ? _mm256_setzero_si256() : _mm256_set1_epi32(correction[2 * (i * blocks + b) + part]);
-      }
-#pragma GCC unroll 8
-      for (int g0 = 0; g0 < kGroups; g0 += kStep) {
-        __m256i pairs[MR];
-#pragma GCC unroll 8
-        for (int g = 0; g < kStep; g++) {
-          const int group = part * 4 + g0 + g;
-          const __m256i w = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel.q[b][group][8 * h]));
-#pragma GCC unroll 4
-          for (int i = 0; i < MR; i++) {
-            const __m256i x = _mm256_set1_epi32(load_dword(q + i * k + b * kBlock + 4 * group));
-            const __m256i products = pair_products<W>(w, x);
-            pairs[i] = g == 0 ? products : _mm256_add_epi16(pairs[i], products);
-          }
-        }
-        for (int i = 0; i < MR; i++) dot[i] = _mm256_add_epi32(dot[i], _mm256_madd_epi16(pairs[i], ones));
-      }
-      const __m256 scale = _mm256_load_ps(panel.d[b][part] + 8 * h);
-      for (int i = 0; i < MR; i++) {
-        const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(d[i * blocks + b]));
-        acc[i] = _mm256_add_ps(acc[i], _mm256_mul_ps(factor, _mm256_cvtepi32_ps(dot[i])));
-      }
-    }
-    if (W::kMin) {
-      const __m256 minimum = _mm256_load_ps(panel.m[b] + 8 * h);
-      for (int i = 0; i < MR; i++) {
-        acc[i] = _mm256_add_ps(acc[i], _mm256_mul_ps(minimum, _mm256_set1_ps(sum[i * blocks + b])));
-      }
-    }
-  }
-  for (int i = 0; i < MR; i++) _mm256_storeu_ps(out + i * args.acc_stride, acc[i]);
-}
+#include "matmul_avx2_rows.inl"
 
-template <class W>
-void product(const Panel& panel, int count, int64_t first, const TileArgs& args) {
-  for (int h = 0; h < 2; h++) {
-    int64_t i = 0;
-    for (; i + 4 <= args.m; i += 4) product_rows<W, 4>(panel, count, first, args, i, h);
-    for (; i < args.m; i++) product_rows<W, 1>(panel, count, first, args, i, h);
-  }
-}
+namespace trivet {
+namespace {
 
 inline int max_of_lanes(__m256i v) {
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
