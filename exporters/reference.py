@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .architectures.model import Attention, Linear, Mlp, Model, Norm, Rope
 from .checkpoint.tensors import TensorInfo
-from .quantize import dequantize_rows, raw_rows, read_tensor
+from .dequantize import dequantize_rows, raw_rows, read_tensor
 
 Floats = NDArray[np.float32]
 _CHUNK_ELEMENTS: Final = 1 << 19  # of a weight matrix, dequantised at a time per thread

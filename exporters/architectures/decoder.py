@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from ..checkpoint.hf_config import ConfigReader
+from ..dequantize import raw_rows, read_tensor
 from ..errors import ConfigError, UnsupportedError
-from ..quantize import raw_rows, read_tensor
 from .model import Attention, DecoderLayer, Linear, Mlp, Model, Norm, Rope
 from .rope import RopeParameters, divide_by_factors
 from .sizes import Sizes

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...backends.contract.opset import OPS
 from ..architectures.model import Attention, DecoderLayer, Linear, Mlp, Model, Norm
-from ..quantize import read_tensor
+from ..dequantize import read_tensor
 from .writer import GraphWriter
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from trivet.exporters.architectures import build_model
 from trivet.exporters.checkpoint import open_checkpoint, weight_paths
+from trivet.exporters.dequantize import raw_rows, read_tensor
 from trivet.exporters.errors import CheckpointError, ExportError, UnsupportedError
-from trivet.exporters.quantize import raw_rows, read_tensor
 
 
 def text(value: str | bytes) -> bytes:

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 from tiny_writers import write_safetensors_file
 from trivet.exporters.architectures import build_model
 from trivet.exporters.checkpoint import open_checkpoint, weight_paths
+from trivet.exporters.dequantize import read_tensor
 from trivet.exporters.errors import CheckpointError, ConfigError, ExportError, UnsupportedError
-from trivet.exporters.quantize import read_tensor
 
 INDEX = "model.safetensors.index.json"
 

@@ -1,4 +1,4 @@
-"""Weight formats in NumPy: quantise, dequantise, and read tensors of a checkpoint."""
+"""Weight formats in NumPy: dequantise, and read tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,37 +7,28 @@ from typing import Final
 import numpy as np
 
 from ..checkpoint.tensors import TensorInfo
-from .base import Bytes, Floats, Quantizer
+from .base import Bytes, Dequantizer, Floats
 from .floats import BF16, F16, F32
 from .k_quants import Q4_K, Q5_K, Q6_K
 from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 
-QUANTIZERS: Final[dict[str, type[Quantizer]]] = {
+DEQUANTIZERS: Final[dict[str, type[Dequantizer]]] = {
     q.name: q for q in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
 }
 _CHUNK_ELEMENTS: Final = 1 << 17  # temporaries of this many elements stay in the cache
 
 
-def quantize_rows(name: str, values: Floats) -> Bytes:
-    """[rows, n] float32 -> [rows, row_bytes] uint8; ValueError if a row does not hold whole blocks."""
-    quantizer = QUANTIZERS[name]
-    weight_format = quantizer.format()
-    row_bytes = weight_format.row_bytes(values.shape[1])
-    blocks = np.ascontiguousarray(values, dtype=np.float32).reshape(-1, weight_format.block_size)
-    return quantizer.quantize_blocks(blocks).reshape(len(values), row_bytes)
-
-
 def dequantize_rows(name: str, rows: Bytes, out: Floats | None = None) -> Floats:
     """[rows, row_bytes] uint8 -> [rows, n] float32, into `out` (C-contiguous) if given."""
-    quantizer = QUANTIZERS[name]
-    weight_format = quantizer.format()
+    dequantizer = DEQUANTIZERS[name]
+    weight_format = dequantizer.format()
     blocks = rows.reshape(-1, weight_format.block_bytes)
     if out is None:
         out = np.empty((len(rows), rows.shape[1] // weight_format.block_bytes * weight_format.block_size), np.float32)
     values = out.reshape(-1, weight_format.block_size)
     step = _CHUNK_ELEMENTS // weight_format.block_size
     for start in range(0, len(blocks), step):
-        quantizer.dequantize_blocks(blocks[start : start + step], values[start : start + step])
+        dequantizer.dequantize_blocks(blocks[start : start + step], values[start : start + step])
     return out
 
 
