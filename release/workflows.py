@@ -21,6 +21,9 @@ STAGES: Mapping[str, tuple[list[str], dict[str, str], bool]] = {
     "attest": (["plan", "verify"], {"contents": "read", "id-token": "write", "attestations": "write"}, True),
     "publish": (["plan", "attest"], {"contents": "write"}, True),
 }
+# Tests of the rules, with a mutation for each: plan runs them on a line of their own, before anything is built.
+CHECKED = ("manifest", "matrix", "signing", "workflows")
+CHECKS = f"python3 -m pytest {' '.join(f'tests/release/test_{name}.py' for name in CHECKED)}"
 TAG_ONLY = "github.event_name == 'push' && github.ref_type == 'tag'"
 _PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 
@@ -39,6 +42,7 @@ def workflow_problems(text: str) -> list[str]:
         return [*out, f"its jobs are {', '.join(jobs)}; expected {', '.join(STAGES)}"]
     for name, job in jobs.items():
         out += [f"{name}: {problem}" for problem in [*_job_problems(name, job), *_step_problems(name, job)]]
+    out += [f"plan: {problem}" for problem in _check_problems(jobs["plan"])]
     out += [f"unpinned or uncommented: {line.strip()}" for line in text.splitlines() if _is_loose(line)]
     return [*out, *_tuple_problems(text)]
 
@@ -64,11 +68,19 @@ def _job_problems(name: str, job: Mapping[str, Any]) -> Iterator[str]:
         yield "reads a secret; only attest may"
 
 
+def _check_problems(job: Mapping[str, Any]) -> Iterator[str]:
+    lines = [line.strip() for step in job["steps"] for line in step.get("run", "").splitlines()]
+    if CHECKS not in lines:
+        yield f"does not run `{CHECKS}`"
+
+
 def _step_problems(name: str, job: Mapping[str, Any]) -> Iterator[str]:
     for step in job["steps"]:
         action, given, script = step.get("uses", ""), step.get("with", {}), step.get("run", "")
-        if step.get("continue-on-error") or "if" in step:
-            yield f"a step that may be left out or fail: {step.get('name', action)}"
+        if unknown := sorted(set(step) - {"name", "id", "uses", "with", "env", "run"}):
+            yield f"a step that may be left out or fail ({', '.join(unknown)}): {step.get('name', action)}"
+        if re.search(r"\|\||set \+e", script):
+            yield f"a script that hides a failure: {step.get('name')}"
         if "${{" in script:
             yield f"an expression inside a script: {step.get('name')}"
         if action.startswith("actions/checkout@") and given.get("persist-credentials") is not False:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from release.workflows import WORKFLOW, workflow_problems
+from release.workflows import CHECKS, WORKFLOW, workflow_problems
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,17 @@ def test_the_workflow_keeps_the_rules(text: str) -> None:
         ("    timeout-minutes: 150\n", "", "build: has no timeout"),
         ("    timeout-minutes: 150\n", "    timeout-minutes: 150\n    secrets: inherit\n", "unknown settings: secrets"),
         ("  publish:\n", "  extra:\n", "its jobs are"),
+        (f"          {CHECKS}\n", "", "plan: does not run `python3 -m pytest"),
+        (CHECKS, f"echo '{CHECKS}'", "plan: does not run"),
+        (CHECKS, f"{CHECKS} || true", "plan: a script that hides a failure"),
+        (CHECKS, f"set +e\n          {CHECKS}", "plan: a script that hides a failure"),
+        (CHECKS, CHECKS.removesuffix(" tests/release/test_workflows.py"), "plan: does not run"),
+        (
+            "      - id: plan\n",
+            "      - id: plan\n        if: false\n",
+            "plan: a step that may be left out or fail (if)",
+        ),
+        ("      - id: plan\n", "      - id: plan\n        shell: sh {0}\n", "left out or fail (shell)"),
     ],
 )
 def test_a_broken_rule_is_noticed(old: str, new: str, complaint: str, text: str) -> None:
