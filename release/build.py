@@ -152,7 +152,7 @@ def embedded_manifest(
             "num_files": len(files),
         },
         "driver": list(entry.external),
-        "cpu_tiers": [tier | {"evidence": collect(TIER_GATES, [])} for tier in tier_facts(entry.cpu_tiers)],
+        "cpu_tiers": [tier | {"evidence": collect(TIER_GATES, [])} for tier in tier_facts(entry.arch, entry.cpu_tiers)],
         "sms": [],
         "evidence": collect(GATES, []),
         "limits": list(entry.limits),

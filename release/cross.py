@@ -1,7 +1,7 @@
-"""`release cross`: op libraries for systems that no archive is built for, as evidence that they compile and link.
+"""`release cross`: op libraries for systems that no machine is here of, as evidence that they compile and link.
 
-A library that was built and audited says nothing about running: there is no such machine here, and no archive. Where an
-emulator knows the CPU, the kernels of every tier are run on it, which says that they are correct, and nothing of speed.
+A library that was built and audited says nothing about running. Where an emulator knows the CPU, the kernels of every
+tier are run on it, which says that they are correct, and nothing of speed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .architectures import ARCHITECTURES, Architecture
 from .archive import sha256_file
 from .audit import HOST_LIBRARIES
 from .elf import max_version, parse_elf
@@ -32,21 +33,13 @@ _COMPILER_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Emulation:
-    program: str
-    package: str  # of Debian
-    # CPU model -> the best tier on it. The tiers above must be refused there, those up to it agree with scalar.
-    best_tiers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class CrossBuild:
     toolchain: Path  # CMake's
     compiler: str
     package: str  # of Debian, that brings the compiler
     library: str  # file name
     problems: Callable[[bytes], list[str]]
-    emulation: Emulation | None = None
+    emulated: Architecture | None = None  # whose CPUs an emulator has: the tiers are run there
 
 
 def windows_problems(data: bytes) -> list[str]:
@@ -102,9 +95,7 @@ BUILDS: Mapping[str, CrossBuild] = {
         package="g++-aarch64-linux-gnu",
         library="libtrivet_cpu.so",
         problems=linux_aarch64_problems,
-        emulation=Emulation(
-            "qemu-aarch64-static", "qemu-user-static", {"cortex-a53": "neon", "cortex-a76": "dotprod", "max": "i8mm"}
-        ),
+        emulated=ARCHITECTURES["aarch64"],
     ),
 }
 
@@ -115,8 +106,8 @@ def cross(artifact_id: str, out: Path, evidence: Path) -> GateResult:
     if artifact_id not in BUILDS:
         raise BuildError(f"no cross compiler is known for {artifact_id}; there is one for {', '.join(BUILDS)}")
     build = BUILDS[artifact_id]
-    emulation = build.emulation
-    tools = {build.compiler: build.package} | ({emulation.program: emulation.package} if emulation else {})
+    architecture = build.emulated
+    tools = {build.compiler: build.package} | ({architecture.qemu: "qemu-user-static"} if architecture else {})
     for program, package in tools.items():
         if shutil.which(program) is None:
             raise BuildError(f"{program} is not installed (Debian: {package})")
@@ -124,23 +115,23 @@ def cross(artifact_id: str, out: Path, evidence: Path) -> GateResult:
     with tempfile.TemporaryDirectory(prefix="trivet-cross-") as folder:
         configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "--toolchain", build.toolchain]
         run([*configure, "-DTRIVET_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Release"])
-        targets = ["trivet_cpu", *(["check_tiers"] if emulation else [])]
+        targets = ["trivet_cpu", *(["check_tiers"] if architecture else [])]
         run(["cmake", "--build", folder, "--parallel", "2", "--target", *targets], timeout=3600)
         (built,) = Path(folder).rglob(build.library)
         shutil.copyfile(built, out / build.library)
         problems = build.problems((out / build.library).read_bytes())
-        details = _details(build, out / build.library) | {"tuple": f"{entry.state}: {entry.reason}"}
-        if emulation is not None:
+        details = _details(build, out / build.library) | {"tuple": ": ".join(filter(None, [entry.state, entry.reason]))}
+        if architecture is not None:
             (checker,) = Path(folder).rglob("check_tiers")
-            details["tiers"] = {cpu: _verdicts(emulation, cpu, checker) for cpu in emulation.best_tiers}
-            for cpu, best in emulation.best_tiers.items():
+            details["tiers"] = {cpu: _verdicts(architecture, cpu, checker) for cpu in architecture.best_tiers}
+            for cpu, best in architecture.best_tiers.items():
                 problems += tier_problems(cpu, best, entry.cpu_tiers, details["tiers"][cpu])
     result = GateResult(
         "op-library",
         "failed" if problems else "passed",
         f"release cross {artifact_id}",
         "; ".join(problems),
-        emulated=emulation is not None,
+        emulated=architecture is not None,
         subject=artifact_id,
         details=details,
     )
@@ -160,9 +151,9 @@ def _details(build: CrossBuild, library: Path) -> dict[str, Any]:
     } | ({"libc_floor": max_version(parse_elf(data).versions, "GLIBC")} if library.suffix == ".so" else {})
 
 
-def _verdicts(emulation: Emulation, cpu: str, program: Path) -> dict[str, str]:
+def _verdicts(architecture: Architecture, cpu: str, program: Path) -> dict[str, str]:
     """Tier -> what check_tiers says about it on an emulated CPU; what differs is behind its line."""
-    command = [emulation.program, "-cpu", cpu, str(program)]
+    command = [architecture.qemu, "-cpu", cpu, str(program)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     except subprocess.TimeoutExpired as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from .architectures import ARCHITECTURES
 from .errors import GateError
 
-MACHINES = {62: "x86_64", 183: "aarch64"}
+MACHINES = {entry.elf_machine: entry.name for entry in ARCHITECTURES.values()}
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_GNU_STACK = 1, 2, 3, 0x6474E551
 _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFE, 0x6FFFFFFF

@@ -9,25 +9,32 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .architectures import architecture_of
 from .archive import sha256_file
-from .emulation import CPU_OF_BASELINE, QEMU, UNAVAILABLE, emulated, emulator
+from .emulation import UNAVAILABLE, c_library, emulated, missing_tools
 from .errors import GateError
 from .evidence import GateResult
 from .papers import version_file
 from .smoke import clean_environment, trace_problems
 from .source import ROOT
-from .tiers import LIBRARY, instructions, poison, required_features
+from .tiers import LIBRARY, instructions, poison
 
 REFERENCE = Path(__file__).with_name("references") / "smollm2-135m-q4_1.json"
-_RUN_SECONDS = 300.0
+_RUN_SECONDS, _EMULATED_SECONDS = 300.0, 900.0
 _SIGILL = (-4, 132)
+_MODEL_GATES = ("server", "completion", "confinement", "greedy-tokens", "cpu-baseline")
+_MODEL_TIER_GATES = ("tier-run", "tier-tokens")
 
 
 class Runner:
-    """Runs the program of one tree. `scratch` is an empty folder for its HOME, cache and copies."""
+    """Runs the program of one tree. `scratch` is an empty folder for its HOME, cache and copies.
+
+    A program for another architecture runs on emulated CPUs: each tier where it is the best, all else on the richest.
+    """
 
     def __init__(self, tree: Path, manifest: Mapping[str, Any], digest: str, scratch: Path) -> None:
         self.tree = tree
@@ -35,28 +42,32 @@ class Runner:
         self.digest = digest
         self.scratch = scratch
         self.program = tree / "bin" / "trivet"
+        self.architecture = architecture_of(manifest["target"]["arch"])
+        self.emulated = not self.architecture.is_native
+        self.tiers = [tier["name"] for tier in manifest["cpu_tiers"]]
 
     def results(self, model: Path | None) -> list[GateResult]:
-        """All gates; those that need the model are absent without it."""
+        """All gates; those that need the model are absent without it, all of them where the program cannot run."""
+        if self.emulated and (missing := missing_tools(self.architecture)):
+            return self._all_absent(("version", "help", *_MODEL_GATES), ("tier-code", *_MODEL_TIER_GATES), missing)
         out = [self._judged("version", self._version_problems), self._judged("help", self._help_problems)]
-        tiers = [tier["name"] for tier in self.manifest["cpu_tiers"]]
-        out += [self._judged("tier-code", lambda tier=tier: self._tier_code_problems(tier), tier) for tier in tiers]
+        out += [
+            self._judged("tier-code", lambda tier=tier: self._tier_code_problems(tier), tier) for tier in self.tiers
+        ]
         if model is None:
-            gates = ("server", "completion", "confinement", "greedy-tokens", "cpu-baseline")
-            out += [self._absent(gate, "no model file was given") for gate in gates]
-            return out + [
-                self._absent(gate, "no model file was given", tier)
-                for tier in tiers
-                for gate in ("tier-run", "tier-tokens")
-            ]
+            return out + self._all_absent(_MODEL_GATES, _MODEL_TIER_GATES, "no model file was given")
         expected = json.loads(REFERENCE.read_text(encoding="utf-8"))
         if sha256_file(model) != expected["model_sha256"]:
             raise GateError(f"{model.name} is not the model that {REFERENCE.name} was recorded with")
         out += self._server_results(model)
         out.append(self._guarded("cpu-baseline", lambda: self._baseline_result(model)))
-        for tier in tiers:
+        for tier in self.tiers:
             out += self._tier_results(tier, model)
         return out
+
+    def _all_absent(self, gates: tuple[str, ...], tier_gates: tuple[str, ...], reason: str) -> list[GateResult]:
+        of_tiers = [self._absent(gate, reason, tier) for tier in self.tiers for gate in tier_gates]
+        return [*(self._absent(gate, reason) for gate in gates), *of_tiers]
 
     def _judged(self, gate: str, problems: Any, subject: str = "") -> GateResult:
         try:
@@ -76,19 +87,38 @@ class Runner:
     ) -> GateResult:
         state = "failed" if problems else "passed"
         command = f"release verify (gate {gate}{f', {subject}' if subject else ''})"
-        return GateResult(gate, state, command, "; ".join(problems), False, subject, self.digest, details or {})
+        return GateResult(gate, state, command, "; ".join(problems), self.emulated, subject, self.digest, details or {})
 
     def _absent(self, gate: str, reason: str, subject: str = "") -> GateResult:
         return GateResult(gate, "absent", "none", reason, False, subject, self.digest)
 
     def run(
-        self, *arguments: str, tier: str | None = None, program: Path | None = None
+        self, *arguments: str, tier: str | None = None, program: Path | None = None, cpu: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        environment = clean_environment(self.scratch) | ({"TRIVET_CPU_TIER": tier} if tier else {})
+        """Run the program to its end; `cpu`: on this emulated one, None = where `tier` is to be shown."""
         command = [str(program or self.program), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=self.scratch, timeout=_RUN_SECONDS
+        environment = clean_environment(self.scratch) | ({"TRIVET_CPU_TIER": tier} if tier else {})
+        return self._started(command, cpu or self._cpu(tier), environment, self.scratch)
+
+    def _cpu(self, tier: str | None) -> str | None:
+        """The emulated CPU of a run that shows `tier`, None = a run of no tier; None on this machine's own CPU."""
+        if not self.emulated:
+            return None
+        return self.architecture.emulated_cpu(tier or tuple(self.architecture.tiers)[-1])
+
+    def _started(
+        self, command: list[str], cpu: str | None, environment: Mapping[str, str], folder: Path
+    ) -> subprocess.CompletedProcess[str]:
+        if cpu is not None:
+            prefix = c_library(self.architecture) if self.emulated else None
+            command = emulated(self.architecture, cpu, command, prefix=prefix)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=folder,
+            timeout=_RUN_SECONDS if cpu is None else _EMULATED_SECONDS,
         )  # fmt: skip
+        if cpu is not None and done.returncode in UNAVAILABLE:
+            raise GateError(f"this machine lets no user namespace register binary formats: {done.stderr.strip()}")
+        return done
 
     def _version_problems(self) -> list[str]:
         done = self.run("--version")
@@ -135,37 +165,34 @@ class Runner:
 
     def _baseline_result(self, model: Path) -> GateResult:
         """On the least CPU that the manifest promises, emulated: the program sees no more than it, and answers."""
-        baseline = self.manifest["target"]["cpu_baseline"]
-        if baseline not in CPU_OF_BASELINE or emulator() is None:
-            return self._absent("cpu-baseline", f"{QEMU} is not installed, or knows no {baseline}")
-        cpu = CPU_OF_BASELINE[baseline]
-        features = json.loads(self._emulated(cpu, "doctor", "--json").stdout)["cpu"]["features"]
-        problems = [] if features == ["sse2"] else [f"the run was not emulated: the program saw {', '.join(features)}"]
+        architecture = self.architecture
+        cpu = architecture.baseline_cpus.get(self.manifest["target"]["cpu_baseline"])
+        if cpu is None or missing_tools(architecture):
+            return self._absent("cpu-baseline", missing_tools(architecture) or "qemu has no such CPU")
+        features = json.loads(self.run("doctor", "--json", cpu=cpu).stdout)["cpu"]["features"]
+        expected = list(architecture.tiers[architecture.baseline_tier].features)
+        problems = [] if features == expected else [f"the run was not emulated: the program saw {', '.join(features)}"]
         arguments = ["complete", "--model", str(model), "--max-tokens", "4", "--temperature", "0", "Water boils at"]
-        done = self._emulated(cpu, *arguments)
+        done = self.run(*arguments, cpu=cpu)
         if done.returncode != 0 or not done.stdout.startswith(" 100"):
             problems.append(f"on {cpu} it ended with status {done.returncode}: {done.stdout!r} {done.stderr[-300:]}")
+        for tier in architecture.above(architecture.baseline_tier):
+            done = self.run(*arguments, cpu=cpu, tier=tier)
+            if done.returncode != 1 or "lacks" not in done.stderr:
+                problems.append(f"{tier} is not refused on {cpu}: status {done.returncode}: {done.stderr[-300:]}")
         return replace(self._result("cpu-baseline", problems), emulated=True)
-
-    def _emulated(self, cpu: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            emulated(cpu, [str(self.program), *arguments]),
-            capture_output=True, text=True, env=clean_environment(self.scratch), cwd=self.scratch, timeout=900,
-        )  # fmt: skip
-        if done.returncode in UNAVAILABLE:
-            raise GateError(f"this machine lets no user namespace register binary formats: {done.stderr.strip()}")
-        return done
 
     def _tier_results(self, tier: str, model: Path) -> list[GateResult]:
         """Forced to `tier`: refused cleanly where the CPU lacks it, else executed, and the answers compared."""
-        required = required_features(tier)
-        cpu = json.loads(self.run("doctor", "--json").stdout)["cpu"]
+        required = self.architecture.tiers[tier].features
+        cpu = self._doctor(tier)["cpu"]
         missing = [name for name in required if name not in cpu["features"]]
         if missing:
             reason = f"hardware absent: this CPU lacks {', '.join(missing)}"
-            return [self._absent(gate, reason, tier) for gate in ("tier-run", "tier-tokens")]
-        chosen = json.loads(self.run("doctor", "--json", tier=tier).stdout)["cpu"]["selected_tier"]
-        details = {"detected": True, "selected": chosen == tier}
+            return [self._absent(gate, reason, tier) for gate in _MODEL_TIER_GATES]
+        chosen = cpu["selected_tier"]
+        details: dict[str, Any] = {"detected": True, "selected": chosen == tier}
+        details |= {"emulated_cpu": self._cpu(tier)} if self.emulated else {}
         problems = [] if chosen == tier else [f"forced to {tier}, the program chose {chosen}"]
         try:
             problems += self._execution_problems(tier, model)
@@ -177,24 +204,14 @@ class Runner:
 
     def _execution_problems(self, tier: str, model: Path) -> list[str]:
         """Show what really executes: with the instructions of a tier made illegal, it must die and lower ones live."""
-        higher = {"scalar": ("avx2", "avx512_vnni"), "baseline": ("avx2", "avx512_vnni"), "avx2": ("avx512_vnni",)}
+        architecture = self.architecture
         out = []
-        for poisoned, must_die in ((higher.get(tier, ()), False), ((tier,) if tier.startswith("avx") else (), True)):
-            if not poisoned:
+        for poisoned, must_die in ((architecture.marked(architecture.above(tier)), False), ((tier,), True)):
+            if not architecture.marked(poisoned):
                 continue
             program = self._poisoned_program(poisoned)
-            done = self.run(
-                "complete",
-                "--model",
-                str(model),
-                "--max-tokens",
-                "2",
-                "--temperature",
-                "0",
-                "Hello",
-                tier=tier,
-                program=program,
-            )
+            arguments = ["complete", "--model", str(model), "--max-tokens", "2", "--temperature", "0", "Water boils at"]
+            done = self.run(*arguments, tier=tier, program=program)
             if must_die and done.returncode not in _SIGILL:
                 out.append(f"{tier} runs without executing its own instructions (status {done.returncode})")
             if not must_die and done.returncode != 0:
@@ -206,31 +223,45 @@ class Runner:
         copy = self.scratch / ("poisoned-" + "-".join(tiers))
         if not copy.exists():
             shutil.copytree(self.tree, copy, symlinks=True)
-            library = copy / LIBRARY
-            poison(library, [offset for tier in tiers for offset in instructions(self.tree / LIBRARY, tier)])
+            library, architecture = self.tree / LIBRARY, self.architecture
+            offsets = [offset for tier in tiers for offset in instructions(library, architecture, tier)]
+            poison(copy / LIBRARY, offsets, architecture.illegal_instruction)
         return copy / "bin" / "trivet"
 
     def _tier_code_problems(self, tier: str) -> list[str]:
         """Whether the op library holds the tier, and asks for exactly the CPU features that the manifest names."""
-        required = library_tiers(self.tree / LIBRARY)
+        required = self._library_tiers
         if tier not in required:
             return [f"the op library has no tier {tier}; it has {', '.join(required)}"]
         out = []
         (listed,) = [item["cpu_features"] for item in self.manifest["cpu_tiers"] if item["name"] == tier]
         if sorted(required[tier]) != sorted(listed):
             out.append(f"the op library asks for {required[tier]} on {tier}, the manifest names {listed}")
-        if tier.startswith("avx") and not instructions(self.tree / LIBRARY, tier):
+        if self.architecture.marked((tier,)) and not instructions(self.tree / LIBRARY, self.architecture, tier):
             out.append(f"the op library holds no instruction of {tier}")
         return out
+
+    @cached_property
+    def _library_tiers(self) -> dict[str, list[str]]:
+        """Tier -> CPU features that the op library asks for."""
+        if not self.emulated:
+            return library_tiers(self.tree / LIBRARY)
+        # The program says what a CPU lacks for each tier; what the least one has of the rest cannot be told from there.
+        cpu = self._doctor(self.architecture.baseline_tier)["cpu"]
+        had = {name: set(tier.features) & set(cpu["features"]) for name, tier in self.architecture.tiers.items()}
+        return {name: [*had[name], *facts["missing_features"]] for name, facts in cpu["tiers"].items()}
+
+    def _doctor(self, tier: str) -> dict[str, Any]:
+        """What the program says of the CPU and of itself when it is forced to `tier`."""
+        found: dict[str, Any] = json.loads(self.run("doctor", "--json", tier=tier).stdout)
+        return found
 
     def _smoke(self, model: Path, *, tier: str | None = None, trace: Path | None = None) -> dict[str, Any]:
         command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-m", "release.smoke"]
         command += [str(self.program), str(model), str(self.scratch), str(REFERENCE)]
         command += ["--trace", str(trace)] if trace is not None else []
         environment = {"PATH": "/usr/bin:/bin"} | ({"TRIVET_CPU_TIER": tier} if tier else {})
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=900, check=False
-        )
+        done = self._started(command, self._cpu(tier), environment, ROOT)
         if done.returncode != 0:
             raise GateError(f"the server run failed: {done.stderr.strip()[-600:]}")
         seen: dict[str, Any] = json.loads(done.stdout)

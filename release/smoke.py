@@ -22,6 +22,7 @@ from typing import Any
 
 START_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 300.0, 300.0, 60.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_INHERITED = ("TRIVET_CPU_TIER", "QEMU_CPU", "QEMU_LD_PREFIX")  # which tier and which emulated CPU a run is about
 _SYSTEM_CALLS = (
     "open,openat,creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,symlink,symlinkat,link,linkat,"
     "connect,bind,sendto"
@@ -44,7 +45,7 @@ def serve_and_ask(
     program: Path, model: Path, scratch: Path, cases: list[dict[str, Any]], trace: Path | None
 ) -> dict[str, Any]:
     """Start `trivet serve` on an ephemeral port, ask it everything, end it with SIGTERM; what it answered."""
-    environment = clean_environment(scratch) | _tier_setting()
+    environment = clean_environment(scratch) | {name: os.environ[name] for name in _INHERITED if name in os.environ}
     command = [str(program), "serve", str(model), "--port", "0", "--max-model-len", "256"]
     if trace is not None:
         command = [
@@ -98,11 +99,6 @@ def clean_environment(scratch: Path) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"} | {
         name: str(scratch / folder) for name, folder in folders.items()
     }
-
-
-def _tier_setting() -> dict[str, str]:
-    tier = os.environ.get("TRIVET_CPU_TIER")
-    return {"TRIVET_CPU_TIER": tier} if tier else {}
 
 
 def _address(server: subprocess.Popen[bytes], log: Path) -> str:

@@ -150,7 +150,7 @@ def _recorded(folder: Path, digest: str) -> list[GateResult]:
 def _write(
     manifest: Mapping[str, Any], entry: Tuple, archive: Path, digest: str, results: list[GateResult], folder: Path
 ) -> dict[str, Any]:
-    tiers = tier_facts(entry.cpu_tiers)
+    tiers = tier_facts(entry.arch, entry.cpu_tiers)
     for tier in tiers:
         about = [result for result in results if result.subject == tier["name"]]
         seen = next((result.details for result in about if result.gate == "tier-run"), {})

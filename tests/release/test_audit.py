@@ -11,6 +11,7 @@ import pytest
 from made_up_bundle import SOURCE, component, elf, make_tree, program, write_manifest
 
 from release import stage
+from release.architectures import ARCHITECTURES
 from release.archive import tree_files
 from release.audit import content_problems, elf_problems, path_problems, path_strings, strings_digest
 from release.elf import max_version, parse_elf
@@ -279,7 +280,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
 def test_poison_changes_the_named_instructions_only(tmp_path: Path) -> None:
     library = tmp_path / "x.so"
     library.write_bytes(bytes(range(16)))
-    poison(library, [4, 10])
+    poison(library, [4, 10], ARCHITECTURES["x86_64"].illegal_instruction)
     assert library.read_bytes() == bytes([0, 1, 2, 3, 0x0F, 0x0B, 6, 7, 8, 9, 0x0F, 0x0B, 12, 13, 14, 15])
 
 

@@ -75,9 +75,9 @@ def test_a_dll_that_is_not_as_it_should_be(data: bytes, complaint: str) -> None:
     assert complaint in found
 
 
-def test_only_tuples_without_an_archive_are_cross_built(tmp_path: Path) -> None:
+def test_only_tuples_of_other_machines_are_cross_built(tmp_path: Path) -> None:
     for artifact_id in BUILDS:
-        assert load_matrix().find(artifact_id).state != "buildable"
+        assert load_matrix().find(artifact_id).max_channel != "stable"
     with pytest.raises(BuildError, match="no cross compiler is known for linux-x86_64-glibc-cpu"):
         cross("linux-x86_64-glibc-cpu", tmp_path, tmp_path)
     with pytest.raises(MatrixError, match="holds no artifact"):

@@ -183,7 +183,7 @@ def make_manifest(tree: Path) -> Manifest:
             "num_files": len(files),
         },
         "driver": [],
-        "cpu_tiers": [tier | {"evidence": collect(TIER_GATES, [])} for tier in tier_facts(entry.cpu_tiers)],
+        "cpu_tiers": [tier | {"evidence": collect(TIER_GATES, [])} for tier in tier_facts(entry.arch, entry.cpu_tiers)],
         "sms": [],
         "evidence": collect(GATES, []),
         "limits": list(entry.limits),
@@ -207,7 +207,7 @@ def verified(manifest: Manifest, digest: str = DIGEST, archive: str | None = Non
         "evidence": collect(GATES, results),
     }
     out["cpu_tiers"] = []
-    for tier in tier_facts(entry.cpu_tiers):
+    for tier in tier_facts(entry.arch, entry.cpu_tiers):
         about = [passed(gate, tier["name"], digest) for gates in TIER_GATES.values() for gate in gates]
         evidence = collect(TIER_GATES, about, tier["name"])
         out["cpu_tiers"].append(tier | {"detected": True, "selected": True, "evidence": evidence})
