@@ -7,7 +7,7 @@ import random
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +23,10 @@ from .input_processor import InputProcessor
 if TYPE_CHECKING:
     from ...backends.contract.manifest import Manifest
     from ..config import EngineConfig, ModelConfig
+    from ..model_loader import LoadedModel
     from ..tokenizer import Tokenizer
 
+_ADMISSION_PER_THREAD: Final = 48  # tokens
 # generation_config.json name -> SamplingParams name
 _GENERATION_FIELDS: Final = {
     "temperature": "temperature",
@@ -62,7 +64,7 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
         tokenizer_loading = beside.submit(_load_tokenizer, package_dir, manifest)
         loaded = load_model(config, package_dir, manifest)
     try:
-        config, tokenizer = loaded.config, tokenizer_loading.result()
+        config, tokenizer = _settle(loaded), tokenizer_loading.result()
         generation_defaults = _generation_defaults(config.model_config, manifest)
         block_size, vocab_size = config.cache_config.block_size, manifest.architecture.vocab_size
         scheduler_config = config.scheduler_config
@@ -93,6 +95,18 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
         loaded.session.close()
         raise
     return EngineParts(config, manifest, tokenizer, core, input_processor, generation_defaults)
+
+
+def _settle(loaded: LoadedModel) -> EngineConfig:
+    """The configuration with what only the open session knows.
+
+    On the CPU, where so many rows keep the cores busy, further prompts in a step only delay the first tokens of others.
+    """
+    config, scheduler_config = loaded.config, loaded.config.scheduler_config
+    if scheduler_config.admission_token_threshold is None:
+        threshold = _ADMISSION_PER_THREAD * loaded.session.num_threads if config.resolved_device.name == "cpu" else 0
+        config = replace(config, scheduler_config=replace(scheduler_config, admission_token_threshold=threshold))
+    return config
 
 
 def _load_tokenizer(package_dir: Path, manifest: Manifest) -> Tokenizer:

@@ -95,6 +95,7 @@ def test_without_chunked_prefill_a_prompt_must_fit_the_budget() -> None:
         ({"block_size": "16"}, "block_size is '16' (str); expected int"),
         ({"block_size": True}, "block_size is True (bool); expected int"),
         ({"verify": 1}, "verify is 1 (int); expected bool"),
+        ({"admission_token_threshold": -1}, "admission_token_threshold is -1; expected 0 or more"),
         ({"max_model_len": 1}, "max_model_len is 1; expected 2 tokens or more, or -1"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "expected one of auto, float32, float16, bfloat16, fp8, fp8_e4m3"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; expected (0, 1]"),
@@ -175,7 +176,16 @@ def cpu_batch_defaults() -> dict[str, tuple[int, int]]:
 
 def test_flat_names_are_vllms_but_for_our_own() -> None:
     ours = set(flat_fields()) - set(VLLM["engine_args"])
-    assert ours == {"activation_dtype", "cpu_tier", "device", "num_threads", "require_gpu", "tokenizer_pre", "verify"}
+    assert ours == {
+        "activation_dtype",
+        "admission_token_threshold",
+        "cpu_tier",
+        "device",
+        "num_threads",
+        "require_gpu",
+        "tokenizer_pre",
+        "verify",
+    }
 
 
 def test_unsupported_names_are_no_options_and_vllm_or_classic_names() -> None:
