@@ -1,4 +1,4 @@
-"""Finds the CPU's op library and asks it about this machine. Imports neither onnxruntime nor numpy."""
+"""Finds the CPU's op library and calls what of it is no op. Imports neither onnxruntime nor numpy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import LibraryNotFoundError, UnsupportedDeviceError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _CPU_LIBRARY = Path(__file__).parent / "cpu" / "libtrivet_cpu.so"
 TIER_VARIABLE = "TRIVET_CPU_TIER"
+
+
+class BytePairTables(ctypes.Structure):
+    """Addresses of the sections of a byte_pairs.bin (contract/byte_pairs.py), as cpu/byte_pairs.h has them."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("first", "right", "rank", "product", "text_end", "by_text", "text")),
+        ("num_words", ctypes.c_uint32),
+        ("whole_words", ctypes.c_uint32),
+    )
 
 
 def cpu_library_path() -> Path:
@@ -32,6 +46,9 @@ def _cpu_library() -> ctypes.CDLL:
     library.trivet_cpu_describe.restype = ctypes.c_char_p
     library.trivet_cpu_check_tier.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.trivet_cpu_check_tier.restype = ctypes.c_char_p
+    pointer = ctypes.c_void_p
+    library.trivet_cpu_merge_byte_pairs.argtypes = [ctypes.POINTER(BytePairTables), pointer, pointer, ctypes.c_int64]
+    library.trivet_cpu_merge_byte_pairs.restype = ctypes.c_int64
     return library
 
 
@@ -70,3 +87,15 @@ def describe_cpu() -> dict[str, Any]:
         facts["selected_tier"] = None
         facts["selected_tier_error"] = str(error)
     return facts
+
+
+def merge_byte_pairs(tables: BytePairTables, ids: list[int], words: NDArray[np.float64]) -> list[int]:
+    """The tokens that BPE makes of `ids`, one per character; see cpu/byte_pairs.h for `words`."""
+    import numpy as np
+
+    merged = np.array(ids, np.uint32)
+    count = _cpu_library().trivet_cpu_merge_byte_pairs(tables, merged.ctypes.data, words.ctypes.data, len(merged))
+    if count < 0:
+        raise MemoryError("no memory to tokenise with")
+    found: list[int] = merged[:count].tolist()
+    return found

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ..backends.contract.byte_pairs import BYTE_PAIRS_NAME
 from ..backends.contract.manifest import (
     CHAT_TEMPLATE_NAME,
     GRAPH_NAME,
@@ -36,11 +37,12 @@ from .errors import CheckpointError, PackageError
 if TYPE_CHECKING:
     import onnx
 
-EXPORTER_VERSION: Final = 2  # raise it when the same checkpoint would give another package
+EXPORTER_VERSION: Final = 3  # raise it when the same checkpoint would give another package
 _HEAD_BYTES: Final = 16 << 20  # hashed whole: holds the header and tensor table of any sane checkpoint
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 64 << 10
-PACKAGE_FILES: Final = (GRAPH_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)  # that the manifest vouches for
+# that the manifest vouches for
+PACKAGE_FILES: Final = (GRAPH_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME, BYTE_PAIRS_NAME)
 CHECKPOINT_FILES: Final = (  # of a checkpoint directory, hashed whole
     "config.json",
     "generation_config.json",

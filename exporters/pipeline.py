@@ -162,9 +162,11 @@ def _write_package(
 
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint, tokenizer_pre: str | None) -> TokenizerSpec:
     from .tokenizer import build_tokenizer
+    from .tokenizer.byte_pairs import write_byte_pairs
 
     built = build_tokenizer(checkpoint, pre_override=tokenizer_pre)
     built.tokenizer.save(str(folder / TOKENIZER_NAME), pretty=False)
+    write_byte_pairs(built.tokenizer, folder)
     if built.chat_template is not None:
         (folder / CHAT_TEMPLATE_NAME).write_text(built.chat_template, encoding="utf-8")
     return built.spec

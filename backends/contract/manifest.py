@@ -1,7 +1,8 @@
 """The manifest `trivet.json` of a model package: everything the runtime knows about a model.
 
-A package folder holds `model.onnx` (graph and small tensors), `trivet.json`, `tokenizer.json` and, if the checkpoint
-has one, `chat_template.jinja`. Weights stay in the checkpoint files named in `sources`.
+A package folder holds `model.onnx` (graph and small tensors), `trivet.json`, `tokenizer.json`, for byte-level BPE
+`byte_pairs.bin`, and, if the checkpoint has one, `chat_template.jinja`. Weights stay in the checkpoint files named in
+`sources`.
 """
 
 from __future__ import annotations

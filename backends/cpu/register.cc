@@ -11,6 +11,7 @@
 
 #include "../common/ort_op.h"
 #include "../common/session_options.h"
+#include "byte_pairs.h"
 #include "dispatch.h"
 #include "features.h"
 #include "ops/embed_tokens.h"
@@ -152,4 +153,14 @@ TRIVET_EXPORT const char* trivet_cpu_check_tier(const char* tier, const char* fa
     text = error.what();
   }
   return text.c_str();
+}
+
+// See byte_pairs.h; the tables are checked by the caller. -1: out of memory.
+TRIVET_EXPORT int64_t trivet_cpu_merge_byte_pairs(const trivet::BytePairTables* tables, uint32_t* ids,
+                                                  const double* words, int64_t n) {
+  try {
+    return trivet::merge_byte_pairs(*tables, ids, words, n);
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
 }

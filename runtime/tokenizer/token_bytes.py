@@ -6,11 +6,14 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from .errors import TokenizerLoadError
+
+if TYPE_CHECKING:
+    from .byte_pairs import BytePairs
 
 SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -57,7 +60,7 @@ class TokenBytes:
     Invalid UTF-8 becomes U+FFFD: one per maximal invalid part (byte-level), one per byte (SentencePiece).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer | BytePairs) -> None:
         """Raises TokenizerLoadError for any other decoder, naming it."""
         self._tokenizer = tokenizer
         self._added = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items()}

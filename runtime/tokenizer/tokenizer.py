@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from ...backends.contract.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME, Manifest, TokenizerSpec
+from .byte_pairs import BytePairs
 from .detokenizer import TextDecoder
 from .errors import InvalidTokenError, MissingChatTemplateError, PromptTooLongError, TokenizerLoadError
 from .token_bytes import BYTE_OF_CHARACTER, TokenBytes
@@ -22,7 +23,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | BytePairs,
         spec: TokenizerSpec,
         *,
         model_vocab_size: int,
@@ -46,14 +47,11 @@ class Tokenizer:
 
     @classmethod
     def from_package(cls, package_dir: Path, manifest: Manifest) -> Tokenizer:
-        """Read tokenizer.json and chat_template.jinja of a package; TokenizerLoadError if they do not load."""
-        path = package_dir / TOKENIZER_NAME
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for a missing, damaged or newer file
-            raise TokenizerLoadError(
-                f"{path}: cannot be read as a tokenizer ({error}); export the model again"
-            ) from error
+        """Read byte_pairs.bin or tokenizer.json, and chat_template.jinja, of a package.
+
+        Raises TokenizerLoadError if they do not load.
+        """
+        backend = BytePairs.of_package(package_dir) or _from_file(package_dir / TOKENIZER_NAME)
         template_path = package_dir / CHAT_TEMPLATE_NAME
         template = template_path.read_text(encoding="utf-8") if template_path.is_file() else None
         vocab_size = manifest.architecture.vocab_size
@@ -216,6 +214,13 @@ class Tokenizer:
         )
 
 
-def _lacking_bytes(backend: tokenizers.Tokenizer) -> bytes:
+def _from_file(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for a missing, damaged or newer file
+        raise TokenizerLoadError(f"{path}: cannot be read as a tokenizer ({error}); export the model again") from error
+
+
+def _lacking_bytes(backend: tokenizers.Tokenizer | BytePairs) -> bytes:
     """Bytes without a token in a byte-level vocabulary; the library drops them from the text."""
     return bytes(byte for character, byte in BYTE_OF_CHARACTER.items() if backend.token_to_id(character) is None)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 from trivet.exporters.tokenizer import build_tokenizer
 from trivet.runtime.tokenizer import IncrementalDetokenizer, InvalidTokenError, Tokenizer
 
@@ -100,6 +101,7 @@ def test_any_ids_join_to_their_decoding(tiny_bpe: Tokenizer, ids: list[int], pro
     """Invalid UTF-8 included; with a prompt, what follows it is what the whole adds to it."""
     got = "".join(deltas(tiny_bpe, ids, skip_special_tokens=skip))
     assert got == tiny_bpe.decode(ids, skip_special_tokens=skip)
+    assert isinstance(tiny_bpe._backend, Backend)
     assert got == tiny_bpe._backend.decode(ids, skip_special_tokens=skip)
     whole = tiny_bpe.decode([*prompt, *ids], skip_special_tokens=skip)
     assert whole.endswith("".join(deltas(tiny_bpe, ids, prompt, skip_special_tokens=skip)))

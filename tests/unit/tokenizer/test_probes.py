@@ -33,6 +33,7 @@ def assert_ids(tokenizer: Tokenizer, texts: list[str], expected: list[list[int]]
     got = {text: tokenizer.encode(text) for text in texts}
     want = {text: without_second_bos(ids, tokenizer) for text, ids in zip(texts, expected, strict=True)}
     assert got == want
+    assert isinstance(tokenizer._backend, Backend)
     for text in texts:  # and what the ids stand for reads as the library itself reads it
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer._backend.decode(
