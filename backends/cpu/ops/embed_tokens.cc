@@ -1,11 +1,14 @@
 #include "embed_tokens.h"
 
 #include "../../common/op_messages.h"
+#include "weight_chain.h"
 
 namespace trivet {
 
 EmbedTokens::EmbedTokens(const KernelInfo& info, const SessionContext& session)
-    : session_(session), attributes_(embed_attributes(info)) {}
+    : session_(session), attributes_(embed_attributes(info)) {
+  WeightChain::begin();
+}
 
 void EmbedTokens::compute(KernelContext& ctx) {
   const auto& [spec, dim, scale] = attributes_;

@@ -68,16 +68,16 @@ bool WeightPrefetcher::next_run(int thread, int num_threads) {
   return false;
 }
 
+void WeightChain::begin() { open_.reset(); }
+
 void WeightChain::join(const WeightTiles& tiles, bool last) {
-  thread_local std::shared_ptr<Node> previous;  // null: the next product is a chain's first
-  thread_local WeightTiles first;
-  if (previous) {
-    previous->next = tiles;
+  if (open_) {
+    open_->next = tiles;
   } else {
-    first = tiles;
+    first_ = tiles;
   }
-  previous = last ? nullptr : node_;
-  if (last) node_->next = first;
+  open_ = last ? nullptr : node_;
+  if (last) node_->next = first_;
 }
 
 }  // namespace trivet

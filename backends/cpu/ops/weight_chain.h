@@ -56,6 +56,9 @@ class WeightPrefetcher {
 // kernels, on one thread.
 class WeightChain {
  public:
+  // A model's first op calls it: products of this thread that were made before belong to another session, which may
+  // have failed to load.
+  static void begin();
   // Appends this product. `last` closes the chain: a step's first product follows it.
   void join(const WeightTiles& tiles, bool last);
   const WeightTiles& next() const { return node_->next; }
@@ -64,6 +67,8 @@ class WeightChain {
   struct Node {
     WeightTiles next;
   };
+  inline static thread_local std::shared_ptr<Node> open_;  // the last product of a chain that goes on
+  inline static thread_local WeightTiles first_;           // the first product of that chain
   std::shared_ptr<Node> node_ = std::make_shared<Node>();
 };
 
