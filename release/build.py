@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import provenance, root
+from .architectures import architecture_of
 from .archive import sha256_file, tree_files, write_archive
 from .audit import describe_target
 from .channel import compute_channel
@@ -25,6 +26,7 @@ from .names import PROJECT, archive_name
 from .process import run
 from .source import Source, read_source, refuse_in_tree
 from .stage import check_links, owners_of, stage_tree, tree_size
+from .system import system_for
 from .tiers import tier_facts
 
 RECIPES = ("quick", "release")
@@ -56,7 +58,12 @@ def build(artifact_id: str, options: BuildOptions) -> Path:
             return _build_in_root(artifact_id, options)
         options = replace(options, base_python=root.PYTHON)
     environment = make_environment(
-        options.work, recipe=options.recipe, wheel=options.wheel, base_python=options.base_python, epoch=source.epoch
+        options.work,
+        recipe=options.recipe,
+        wheel=options.wheel,
+        base_python=options.base_python,
+        epoch=source.epoch,
+        system=system_for(entry.arch),
     )
     frozen = freeze(environment, options.work, source.epoch)
     toolchain = _toolchain(environment)
@@ -93,8 +100,15 @@ def _check_host(entry: Tuple, options: BuildOptions) -> None:
     if options.recipe not in RECIPES:
         raise BuildError(f"recipe {options.recipe!r}; the recipes are {', '.join(RECIPES)}")
     host = (platform.system().lower(), platform.machine())
-    if host != (entry.os, entry.arch):
+    if host == (entry.os, entry.arch):
+        return
+    if host[0] != entry.os or not architecture_of(entry.arch).best_tiers:
         raise BuildError(f"{entry.artifact_id} is built on {entry.os} {entry.arch}; this is {host[0]} {host[1]}")
+    if options.recipe != "quick" or options.base_python != DEFAULT_PYTHON:
+        raise BuildError(f"on {host[1]}, {entry.artifact_id} is built by the recipe quick with the Python of Debian 12")
+    if shutil.which(architecture_of(entry.arch).tool("g++")) is None:
+        package = f"g++-{architecture_of(entry.arch).triplet}"
+        raise BuildError(f"{entry.artifact_id} is cross-compiled: install {package} (Debian's name)")
 
 
 def freeze(environment: Environment, work: Path, epoch: int) -> Path:
@@ -111,18 +125,22 @@ def freeze(environment: Environment, work: Path, epoch: int) -> Path:
         "ORT_DISABLE_TELEMETRY": "1",
     }
     command: list[str | Path] = [environment.python, "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN"]
-    run([*command, "--distpath", out, "--workpath", work / "freeze", PINS / "trivet.spec"], cwd=work, env=settings)
+    command += ["--distpath", out, "--workpath", work / "freeze", PINS / "trivet.spec"]
+    environment.system.run(command, [work, PINS], settings)
     shutil.copyfile(work / "freeze" / "trivet" / "sources.json", out / "sources.json")
     return out
 
 
 def _toolchain(environment: Environment) -> dict[str, str]:
+    system = environment.system
     tools = {
-        "compiler": run(["c++", "--version"]).splitlines()[0],
+        "compiler": run([system.architecture.tool("c++"), "--version"]).splitlines()[0],
         "python": environment.python_version,
         "pyinstaller": environment.distributions["pyinstaller"],
-        "strip": run(["strip", "--version"]).splitlines()[0],
+        "strip": system.run(["strip", "--version"], [environment.site_packages]).splitlines()[0],
     }
+    if system.is_foreign:
+        tools["emulator of python and strip"] = run([system.architecture.qemu, "--version"]).splitlines()[0]
     if (facts := root.inside()) is not None:
         tools |= {"root": f"{facts['suite']} {facts['recipe_sha256']}"}
         tools |= {f"compiled {name}": version for name, version in facts["compiled"].items()}

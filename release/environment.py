@@ -18,6 +18,7 @@ from .errors import BuildError
 from .process import run
 from .root import cache_folder, inside
 from .source import ROOT, copy_source
+from .system import PYTHON, System
 
 PINS = ROOT / "packaging" / "pyinstaller"
 # The system's Python: one from pyenv leaves its RUNPATH in every extension module.
@@ -32,6 +33,7 @@ _NUMPY_OPTIONS = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-
 
 @dataclass(frozen=True, slots=True)
 class Environment:
+    system: System
     python: Path  # of the virtual environment
     site_packages: Path
     base_prefix: Path
@@ -41,72 +43,105 @@ class Environment:
     cpu_baseline_reason: str
 
 
-def make_environment(work: Path, *, recipe: str, wheel: Path | None, base_python: Path, epoch: int) -> Environment:
+def make_environment(
+    work: Path, *, recipe: str, wheel: Path | None, base_python: Path, epoch: int, system: System
+) -> Environment:
     """Create it as work/venv. `wheel` None = build trivet's wheel from a copy of the tree."""
     python = work / "venv" / "bin" / "python"
-    run([base_python, "-m", "venv", "--without-pip", work / "venv"])
-    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
-    install = [*pip, "install", "-q", "--no-compile", "--no-deps", "--disable-pip-version-check"]
+    base = PYTHON if system.is_foreign else base_python
+    system.run([base, "-m", "venv", "--without-pip", work / "venv"], [work])
+    pip, install = _pip(system, python)
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch)}
     if inside():  # whose pip is new enough for it
         environment |= {"PIP_BUILD_CONSTRAINT": str(_BUILD_CONSTRAINTS)}
     run([*install, "--require-hashes", "--only-binary", ":all:", "-r", PINS / "requirements.txt"], env=environment)
-    run([*install, _compiled(pip, "pyinstaller", [], environment | _BOOTLOADER)])
+    run([*install, _compiled(pip, "pyinstaller", [], environment | _BOOTLOADER, _cross_bootloader(system))])
     if recipe == "release":
         options = [f'--config-settings="setup-args={option}"' for option in _NUMPY_OPTIONS]
         run([*install, "--force-reinstall", _compiled(pip, "numpy", options, environment)])
         _forget_build_path(python)
-    run([*install, wheel if wheel is not None else _trivet_wheel(work, pip, environment)])
-    return _describe(python, recipe)
+    run([*install, wheel if wheel is not None else _trivet_wheel(work, pip, environment, system)])
+    return _describe(work, python, recipe, system)
 
 
-def _describe(python: Path, recipe: str) -> Environment:
+def _pip(system: System, python: Path) -> tuple[list[str | Path], list[str | Path]]:
+    """The words of a pip that builds wheels, and of one that installs them where `python` finds them.
+
+    pip always runs on this machine's Python; for a foreign system it takes the wheels that fit there.
+    """
+    flags = ["-q", "--no-compile", "--no-deps", "--disable-pip-version-check"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", sys.executable if system.is_foreign else python]
+    if not system.is_foreign:
+        return pip, [*pip, "install", *flags]
+    (folder,) = (python.parent.parent / "lib").glob("python3*/site-packages")
+    where: list[str | Path] = ["--target", folder, "--python-version", folder.parent.name.removeprefix("python")]
+    tags = (f"linux_{system.architecture.name}", *system.architecture.wheel_platforms)
+    return pip, [*pip, "install", *flags, *where, *(f"--platform={tag}" for tag in tags)]
+
+
+def _cross_bootloader(system: System) -> dict[str, str]:
+    """What makes PyInstaller's build compile its bootloader for a foreign system."""
+    if not system.is_foreign:
+        return {}
+    architecture = system.architecture
+    family = "arm" if architecture.name == "aarch64" else "intel"
+    tag = f"linux_{architecture.name}"
+    return {"CC": architecture.tool("gcc"), "PYI_PLATFORM": f"Linux-64bit-{family}", "PYI_WHEEL_TAG": tag}
+
+
+def _describe(work: Path, python: Path, recipe: str, system: System) -> Environment:
     question = (
         "import json, platform, sys, sysconfig\n"
         "print(json.dumps([sysconfig.get_path('purelib'), sys.base_prefix, platform.python_version()]))"
     )
-    site_packages, base_prefix, version = json.loads(run([python, "-c", question]))
+    site_packages, base_prefix, version = json.loads(system.run([python, "-c", question], [work]))
     found = importlib.metadata.distributions(path=[site_packages])
-    own_numpy = recipe == "release"
+    if recipe == "release":
+        why = "numpy is compiled without a baseline; onnxruntime and tokenizers choose at run time"
+        cpu_baseline = ("x86-64", why)
+    else:
+        cpu_baseline = system.architecture.wheel_baseline
     return Environment(
+        system=system,
         python=python,
         site_packages=Path(site_packages),
         base_prefix=Path(base_prefix),
         python_version=version,
         distributions={item.name: item.version for item in sorted(found, key=lambda item: item.name.lower())},
-        cpu_baseline="x86-64" if own_numpy else "x86-64-v2",
-        cpu_baseline_reason="numpy is compiled without a baseline; onnxruntime and tokenizers choose at run time"
-        if own_numpy
-        else "numpy's wheel is compiled for x86-64-v2; the op library itself needs SSE2",
+        cpu_baseline=cpu_baseline[0],
+        cpu_baseline_reason=cpu_baseline[1],
     )
 
 
-def _compiled(pip: list[str | Path], name: str, options: list[str], environment: Mapping[str, str]) -> Path:
+def _compiled(
+    pip: list[str | Path],
+    name: str,
+    options: list[str],
+    environment: Mapping[str, str],
+    cross: Mapping[str, str] | None = None,
+) -> Path:
     """The wheel of a pinned source distribution, from the cache or compiled now.
 
     `options` stand on the line of the requirement: pip ignores those of its command line for a requirement of a file.
+    `cross`: what else of the environment makes it compile for another architecture.
     """
+    cross = cross or {}
     (pin,) = [
         line for line in (PINS / "requirements-built.txt").read_text().splitlines() if line.startswith(f"{name}==")
     ]
-    compiler = run(["c++", "--version"]).splitlines()[0]
+    compiler = run([cross.get("CC", "c++"), "--version"]).splitlines()[0]
     python = run([pip[-1], "-VV"])
     facts = inside()
     system = f"{facts['recipe_sha256']} {_BUILD_CONSTRAINTS.read_text()}" if facts is not None else ""
-    inputs = "\n".join(
-        [pin, *options, compiler, python, system, *(f"{key}={value}" for key, value in _BOOTLOADER.items())]
-    )
+    settings = [f"{key}={value}" for key, value in (*_BOOTLOADER.items(), *cross.items())]
+    inputs = "\n".join([pin, *options, compiler, python, system, *settings])
     folder = cache_folder() / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
     if not any(folder.glob("*.whl")):
-        if name == "pyinstaller" and not any(
-            path.is_file() for path in (Path("/usr/include/zlib.h"), Path("/usr/local/include/zlib.h"))
-        ):
-            raise BuildError("the bootloader is compiled with zlib inside; install zlib's headers (Debian: zlib1g-dev)")
         making = folder.with_name(f"{folder.name}.{os.getpid()}")
         making.mkdir(parents=True)
         (making / "pin.txt").write_text(f"{' '.join([pin, *options])}\n", encoding="ascii")
         wheel = [*pip, "wheel", "-q", "--no-deps", "--no-cache-dir", "--no-binary", name, "--require-hashes"]
-        run([*wheel, "-r", making / "pin.txt", "-w", making], env=environment, timeout=7200)
+        run([*wheel, "-r", making / "pin.txt", "-w", making], env={**environment, **cross}, timeout=7200)
         if folder.exists():  # another build was faster
             shutil.rmtree(making)
         else:
@@ -131,10 +166,17 @@ def refuse_drivers(tree: Path) -> None:
         raise BuildError(f"never bundled, yet in the tree that is built: {', '.join(found)}")
 
 
-def _trivet_wheel(work: Path, pip: list[str | Path], environment: Mapping[str, str]) -> Path:
+def _trivet_wheel(work: Path, pip: list[str | Path], environment: Mapping[str, str], system: System) -> Path:
     copy_source(work / "source")
     refuse_drivers(work / "source")
-    explicit = [f"--config-settings=cmake.define.{setting}" for setting in BACK_ENDS]
+    settings = [f"cmake.define.{setting}" for setting in BACK_ENDS]
+    if system.is_foreign:
+        toolchain = work / "source" / "cmake" / f"{system.architecture.triplet}.cmake"
+        settings += [
+            f"cmake.define.CMAKE_TOOLCHAIN_FILE={toolchain}",
+            f"wheel.tags=py3-none-linux_{system.architecture.name}",
+        ]
+    explicit = [f"--config-settings={setting}" for setting in settings]
     run([*pip, "wheel", "-q", "--no-deps", *explicit, "-w", work / "wheel", work / "source"], env=environment)
     for commands in (work / "source").rglob("compile_commands.json"):
         if "-march=native" in commands.read_text(encoding="utf-8"):

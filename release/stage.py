@@ -90,9 +90,8 @@ def write_sboms(tree: Path, components: list[Component], source: Source) -> None
 
 
 def owners_of(environment: Environment) -> Owners:
-    release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines() if "=" in line
-    )
+    text = environment.system.path("/etc/os-release").read_text(encoding="utf-8")
+    release = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     distro = f"{release.get('ID', 'linux')}-{release.get('VERSION_ID', '')}".replace('"', "")
     facts = root.inside() or {}
     return Owners(
@@ -100,6 +99,7 @@ def owners_of(environment: Environment) -> Owners:
         environment.base_prefix,
         environment.python_version,
         distro,
+        system=environment.system.root,
         compiled=facts.get("compiled", {}),
     )
 

@@ -52,6 +52,7 @@ class Owners:
         python_version: str,
         epoch_distro: str,
         *,
+        system: Path = Path("/"),
         compiled: Mapping[str, str] | None = None,
     ) -> None:
         self.table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
@@ -59,6 +60,8 @@ class Owners:
         self.base_prefix = base_prefix
         self.python_version = python_version
         self.distro = epoch_distro  # for purls, like "debian-12"
+        self.system = system  # the root of the system that the interpreter and its libraries are of
+        self._dpkg_query = ["dpkg-query", f"--admindir={self._path('/var/lib/dpkg')}"]
         # Debian source packages that the root compiled below base_prefix -> version.
         self.compiled = dict(compiled or {})
         self.components: dict[str, Component] = {}
@@ -72,7 +75,7 @@ class Owners:
         for entry in self.table["vendored"]:
             if destination.startswith(entry["match"]):
                 return self._vendored(entry, source)
-        real = os.path.realpath(source)
+        real = self._real(source)
         if (distribution := self._records.get(real)) is not None:
             is_freezer = _normalised(distribution.name) == "pyinstaller"
             return self.bootloader() if is_freezer else self._distribution(distribution)
@@ -106,9 +109,9 @@ class Owners:
             texts = [
                 (path.name, path.read_text(encoding="utf-8", errors="replace"))
                 for path in (
-                    self.base_prefix / "share/doc" / package / "copyright",
-                    Path(f"/usr/share/doc/libpython{self.python_version.rpartition('.')[0]}-minimal/copyright"),
-                    self.base_prefix / "share/doc/cpython/LICENSE",
+                    self._path(self.base_prefix / "share/doc" / package / "copyright"),
+                    self._path(f"/usr/share/doc/lib{package}-minimal/copyright"),
+                    self._path(self.base_prefix / "share/doc/cpython/LICENSE"),
                 )
                 if path.is_file()
             ][:1]
@@ -119,6 +122,16 @@ class Owners:
                 Component("cpython", version, "interpreter", purl, "PSF-2.0", texts)
             )
         return self.components["cpython"]
+
+    def _path(self, path: Path | str) -> Path:
+        """Where a file of the system lies on this machine."""
+        return self.system / str(path).lstrip("/")
+
+    def _real(self, source: str) -> str:
+        """`source` without links, as the system names it; files outside of it keep their name."""
+        real, root = os.path.realpath(self._path(source)), os.path.realpath(self.system).rstrip("/")
+        inside = real.startswith(f"{root}/") and os.path.exists(real)
+        return real.removeprefix(root) if inside else os.path.realpath(source)
 
     def _is_interpreter(self, real: str) -> bool:
         name = "python" + self.python_version.rpartition(".")[0]
@@ -181,7 +194,7 @@ class Owners:
     def _debian(self, real: str) -> Component:
         package = ""
         for path in (real, real.removeprefix("/usr")):  # dpkg knows a file by the path it was packed with
-            found = subprocess.run(["dpkg-query", "-S", path], capture_output=True, text=True, check=False)
+            found = subprocess.run([*self._dpkg_query, "-S", path], capture_output=True, text=True, check=False)
             package = package or found.stdout.partition(":")[0]
         if not package:
             raise BundleError(f"no Debian package owns {real}")
@@ -189,9 +202,9 @@ class Owners:
             licence = self.table["debian"].get(package.replace(".", "_"))
             if licence is None:
                 raise BundleError(f"the licence of the Debian package {package} is not known: name it in {TABLE.name}")
-            query = ["dpkg-query", "-W", "-f", "${Version}\n", package]
+            query = [*self._dpkg_query, "-W", "-f", "${Version}\n", package]
             version = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-            text = Path(f"/usr/share/doc/{package}/copyright").read_text(encoding="utf-8", errors="replace")
+            text = self._path(f"/usr/share/doc/{package}/copyright").read_text(encoding="utf-8", errors="replace")
             purl = f"pkg:deb/debian/{package}@{version}?distro={self.distro}"
             self.components[package] = self._judged(
                 Component(package, version, "debian", purl, licence, [("copyright", text)])

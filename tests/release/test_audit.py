@@ -13,10 +13,11 @@ from made_up_bundle import SOURCE, component, elf, make_tree, program, write_man
 from release import stage
 from release.architectures import ARCHITECTURES
 from release.archive import tree_files
-from release.audit import content_problems, elf_problems, path_problems, path_strings, strings_digest
+from release.audit import allowed_paths, content_problems, elf_problems, path_problems, path_strings, strings_digest
 from release.elf import max_version, parse_elf
 from release.errors import BuildError, GateError
 from release.frozen import frozen_modules
+from release.matrix import load_matrix
 from release.papers import paper_problems
 from release.tiers import poison
 
@@ -275,6 +276,15 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     second = make_tree(tmp_path / "second")
     assert tree_files(first) == tree_files(second)
     assert write_manifest(first) == write_manifest(second)
+
+
+def test_every_buildable_tuple_has_an_allowlist_of_its_own() -> None:
+    for entry in load_matrix().tuples:
+        if entry.state == "buildable":
+            paths = allowed_paths(entry.artifact_id, "quick", "1.2.3")
+            modules = {path for path in paths if ".cpython-" in path}
+            assert {"trivet", "lib/trivet/backends/cpu/libtrivet_cpu.so"} <= paths and modules
+            assert all(f"-{entry.arch}-linux-gnu.so" in path for path in modules)
 
 
 def test_poison_changes_the_named_instructions_only(tmp_path: Path) -> None:
