@@ -23,6 +23,7 @@ from .manifest import MANIFEST_NAME, check_manifest
 from .matrix import load_matrix
 from .names import parse_archive_name
 from .process import run
+from .system import System, system_for
 
 PREFIX = "opt/trivet"  # of the bundle inside the image
 PORT = 8000
@@ -55,19 +56,18 @@ def write_image(archive: Path, out: Path) -> str:
         manifest = json.loads((tree / MANIFEST_NAME).read_text(encoding="utf-8"))
         check_manifest(manifest, load_matrix())
         epoch = int((tree / MANIFEST_NAME).stat().st_mtime)
-        base, libc_version = _libc_root(Path(work))
+        base, libc_version = _libc_root(Path(work), system_for(entry.arch))
         layers = [_layer({"": base}, epoch), _layer({PREFIX: tree, "var/lib/trivet": None}, epoch)]
     return _write_layout(out, layers, manifest, _ARCHITECTURES[entry.arch], libc_version, epoch)
 
 
-def _libc_root(work: Path) -> tuple[Path, str]:
-    """A folder with the files of the installed C library, fetched as a package; and its version."""
-    run(["apt-get", "download", "libc6"], cwd=work)
-    (package,) = work.glob("libc6_*.deb")
-    full, kept = work / "libc6", work / "root"
-    run(["dpkg-deb", "-x", package, full])
-    for path in sorted(full.rglob("*")):
-        relative = path.relative_to(full).as_posix()
+def _libc_root(work: Path, system: System) -> tuple[Path, str]:
+    """A folder with the files of the system's C library, as its package lists them; and the version of that."""
+    query = ["dpkg-query", f"--admindir={system.path('/var/lib/dpkg')}"]
+    package = f"libc6:{system.architecture.debian}"
+    kept = work / "root"
+    for name in run([*query, "-L", package]).splitlines():
+        path, relative = system.path(name), name.lstrip("/")
         if path.is_dir() and not path.is_symlink():
             continue
         if relative.startswith(_LIBC_KEPT) and not any(part in relative for part in _LIBC_DROPPED):
@@ -78,8 +78,7 @@ def _libc_root(work: Path) -> tuple[Path, str]:
         (kept / relative).parent.mkdir(parents=True, exist_ok=True)
         (kept / relative).write_text(text, encoding="ascii")
     (kept / "tmp").mkdir()
-    version = run(["dpkg-deb", "-f", package, "Version"]).strip()
-    return kept, version
+    return kept, run([*query, "-W", "-f", "${Version}", package])
 
 
 def _layer(trees: dict[str, Path | None], epoch: int) -> tuple[bytes, str]:

@@ -17,13 +17,14 @@ from release import oci
 from release.archive import sha256_file
 from release.errors import BuildError, MatrixError
 from release.oci import write_image
+from release.system import System
 
 
 @pytest.fixture
 def archive(tree: Path, pack: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A packed bundle; the C library is made up, as fetching it needs the network."""
+    """A packed bundle; the C library is made up, as not every system has dpkg."""
 
-    def libc_root(work: Path) -> tuple[Path, str]:
+    def libc_root(work: Path, system: System) -> tuple[Path, str]:
         root = work / "root"
         (root / "lib64").mkdir(parents=True)
         (root / "tmp").mkdir()
