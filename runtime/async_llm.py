@@ -199,8 +199,8 @@ class AsyncLLM:
     def shutdown(self, *, drain: bool = False) -> None:
         """Stop the engine and free the model; unfinished requests are aborted, or completed first (drain). Idempotent.
 
-        Blocks until the current step ends. Call it on the event loop's thread; with drain on any other one, because the
-        loop has to consume the outputs meanwhile.
+        Blocks until the current step ends, which on the CPU is cut short without drain. Call it on the event loop's
+        thread; with drain on any other one, because the loop has to consume the outputs meanwhile.
         """
         if not drain and self._loop is not None and not self._loop.is_closed():
             self.abort(self._output_processor.unfinished_request_ids())

@@ -31,6 +31,8 @@ class CpuSession:
 
     def __init__(self, model: bytes, settings: SessionSettings) -> None:
         """num_threads None = the physical cores that this process may use. Raises BackendError subclasses."""
+        import onnxruntime as ort
+
         self.tier = select_tier(settings.cpu_tier)
         self.num_threads = settings.num_threads or int(probe_cpu()["num_threads"])
         self._weights = WeightFiles([Path(settings.source_dir) / name for name in settings.source_names])
@@ -43,6 +45,10 @@ class CpuSession:
         self.output_names = [value.name for value in self._session.get_outputs()]
         self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
         self._binding: Any = self._session.io_binding()
+        self._bound_inputs: dict[str, NDArray[Any]] = {}
+        self._bound_outputs: tuple[str, ...] = ()
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = 4
         self._kv_values: tuple[Any, Any] | None = None
         self._kv_layers: list[NDArray[np.uint8]] = []  # [num_blocks, bytes], views of the cache
 
@@ -87,32 +93,46 @@ class CpuSession:
                 layer[target] = layer[source]
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        assert self._kv_values is not None
+        """Arrays of the last run, which may hold other values now, stay bound, and so do its outputs then."""
         self._weights.check()
         binding = self._binding._iobinding  # without the wrapper's per-call checks
-        for name in self._step_inputs:
+        changed = [name for name in self._step_inputs if self._bound_inputs.get(name) is not inputs[name]]
+        for name in changed:
             binding.bind_input(name, inputs[name])
-        # Values of the last run stay bound until cleared, and onnxruntime would insist on their shapes.
+            self._bound_inputs[name] = inputs[name]
+        if changed or tuple(outputs) != self._bound_outputs:
+            self._bind_outputs(tuple(outputs))
+        self._session._sess.run_with_iobinding(binding, self._run_options)
+        values = binding.get_outputs()
+        return {name: values[i].numpy() for i, name in enumerate(outputs, start=1)}
+
+    def _bind_outputs(self, names: tuple[str, ...]) -> None:
+        """Onnxruntime insists on the shapes of outputs that are bound already."""
+        assert self._kv_values is not None
+        binding = self._binding._iobinding
         binding.clear_binding_outputs()
         binding.bind_ortvalue_output(KV_OUTPUT, self._kv_values[0]._ortvalue)
         host = host_device()
-        for name in outputs:
+        for name in names:
             binding.bind_output(name, host)
-        self._session._sess.run_with_iobinding(binding, None)
-        values = binding.get_outputs()
-        return {name: values[i].numpy() for i, name in enumerate(outputs, start=1)}
+        self._bound_outputs = names
+
+    def interrupt(self) -> None:
+        self._run_options.terminate = True
 
     def close(self) -> None:
         self._kv_layers = []
         self._kv_values = None
         self._binding = None
+        self._bound_inputs.clear()
         self._session = None
         self._weights.close()
 
 
 def _zeros(size: int, *, huge_pages: bool) -> NDArray[np.uint8]:
     """Zeroed memory that begins with a page; pages that are never touched cost nothing."""
-    memory = mmap.mmap(-1, size)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size, **private)
     advice = "MADV_HUGEPAGE" if huge_pages else "MADV_NOHUGEPAGE"
     if hasattr(mmap, advice):
         with suppress(OSError):  # a kernel without huge pages

@@ -239,6 +239,9 @@ class CudaSession:
             self._decode[size, width] = step
         return step
 
+    def interrupt(self) -> None:
+        """A step is short."""
+
     def close(self) -> None:
         self._decode.clear()
         self._kv = None

@@ -90,7 +90,12 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
             max_logprobs=config.model_config.max_logprobs,
             draw_seed=_seed_source(config),
         )
-        core = EngineCore(scheduler, ModelRunner(loaded.session, batch), close_model=loaded.session.close)
+        core = EngineCore(
+            scheduler,
+            ModelRunner(loaded.session, batch),
+            close_model=loaded.session.close,
+            interrupt_model=loaded.session.interrupt,
+        )
     except BaseException:
         loaded.session.close()
         raise

@@ -26,8 +26,16 @@ class EngineStats:
 
 
 class EngineCore:
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, *, close_model: Callable[[], None]) -> None:
-        """`close_model` frees weights and KV cache; called once, by close()."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        *,
+        close_model: Callable[[], None],
+        interrupt_model: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`close_model` frees weights and KV cache; called once, by close(). `interrupt_model`: see interrupt()."""
+        self.interrupt = interrupt_model  # ends the step under way with an exception; from any thread, before close()
         self._scheduler = scheduler
         self._runner = runner
         self._close_model: Callable[[], None] | None = close_model

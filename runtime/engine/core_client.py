@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENGINE_CORE_DEAD: Final = "ENGINE_CORE_DEAD"
-_JOIN_SECONDS: Final = 60.0  # a step cannot be interrupted; none takes this long
+_SHUT_DOWN: Final = "the engine was shut down; make a new one to go on"
+_JOIN_SECONDS: Final = 60.0  # no step takes this long, and on the CPU it is cut short
 
 
 def engine_dead_error(cause: BaseException) -> EngineDeadError:
@@ -78,7 +79,7 @@ class InprocClient:
 
     def shutdown(self) -> None:
         if self.dead_error is None:
-            self.dead_error = EngineDeadError("the engine was shut down; make a new one to go on")
+            self.dead_error = EngineDeadError(_SHUT_DOWN)
         self._core.close()
 
     def _check(self) -> None:
@@ -170,7 +171,7 @@ class ThreadedClient:
         return future.result()
 
     def shutdown(self, *, drain: bool = False) -> None:
-        """End the thread: after the unfinished requests (drain), or at once. Frees the model. Idempotent."""
+        """End the thread: after the unfinished requests (drain), or within a step. Frees the model. Idempotent."""
         self._worker.stop(drain=drain)
         if self._thread is threading.current_thread():
             return
@@ -192,6 +193,8 @@ class _Worker:
     def stop(self, *, drain: bool) -> None:
         self._draining = drain
         self._stopping = True
+        if not drain:
+            self._core.interrupt()
         self.inputs.put((Command.WAKEUP, None))
 
     def run(self) -> None:
@@ -200,10 +203,13 @@ class _Worker:
                 outputs = self._core.step()
                 if outputs.outputs and not self._outputs.put(outputs):
                     self._core.abort_requests(None)
-            self.dead_error = EngineDeadError("the engine was shut down; make a new one to go on")
+            self.dead_error = EngineDeadError(_SHUT_DOWN)
         except BaseException as exc:
-            logger.exception("%s", ENGINE_CORE_DEAD)
-            self.dead_error = engine_dead_error(exc)
+            if self._stopping and not self._draining:  # the step was interrupted
+                self.dead_error = EngineDeadError(_SHUT_DOWN)
+            else:
+                logger.exception("%s", ENGINE_CORE_DEAD)
+                self.dead_error = engine_dead_error(exc)
         self._outputs.put(self.dead_error)
         self.stopped.set()
         self.fail_utilities()

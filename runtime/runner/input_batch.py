@@ -29,7 +29,7 @@ class SampleRow(NamedTuple):
 
 
 class BatchInputs(NamedTuple):
-    """Inputs of one Run; the arrays are views of reused buffers, valid until the next build."""
+    """Inputs of one Run; the arrays are views of reused buffers, valid until the next build (which may reuse them)."""
 
     arrays: dict[str, NDArray[Any]]
     rows: list[SampleRow]
@@ -73,9 +73,6 @@ class _Growable:
         self.data[self.size : end] = values
         self.size = end
 
-    def view(self) -> NDArray[Any]:
-        return self.data[: self.size]
-
 
 class InputBatch:
     """Builds the inputs of a step. Knows shapes only: tokens, blocks, rows.
@@ -94,12 +91,15 @@ class InputBatch:
         self.positions = np.zeros(max_num_batched_tokens, np.int32)
         self.slot_mapping = np.zeros(max_num_batched_tokens, np.int32)
         self.block_table = np.zeros(max_num_seqs * self.max_blocks, np.int32)
+        self._block_table = self.block_table[:0].reshape(0, 0)  # as the last step had it
         self.query_start_loc = np.zeros(max_num_seqs + 1, np.int32)
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
         self.arange = np.arange(max_model_len, dtype=np.int32)
         self.lists = {name: _Growable(dtype) for name, dtype in ROW_LISTS.items()}
         self._reserve_rows(max_num_seqs)
         self.bitmask = np.zeros((0, 0), np.int32)
+        self.max_num_logprobs = np.zeros((), np.int32)
+        self._views: dict[str, tuple[NDArray[Any], int, NDArray[Any]]] = {}  # name -> buffer, rows, its front
 
     def _reserve_rows(self, num_rows: int) -> None:
         self.sampling_floats = np.zeros((num_rows, len(SAMPLING_FLOATS)), np.float32)
@@ -116,7 +116,9 @@ class InputBatch:
         """Inputs of a step that schedules at least one token."""
         num_requests = len(output.scheduled)
         width = max(len(s.block_ids) for s in output.scheduled)
-        block_table = self.block_table[: num_requests * width].reshape(num_requests, width)
+        if self._block_table.shape != (num_requests, width):
+            self._block_table = self.block_table[: num_requests * width].reshape(num_requests, width)
+        block_table = self._block_table
         end = 0
         for index, scheduled in enumerate(output.scheduled):
             state = self._state(scheduled)
@@ -129,19 +131,33 @@ class InputBatch:
             end += count
             self.query_start_loc[index + 1] = end
         arrays: dict[str, NDArray[Any]] = {
-            "input_ids": self.input_ids[:end],
-            "positions": self.positions[:end],
-            "slot_mapping": self.slot_mapping[:end],
+            "input_ids": self._front("input_ids", self.input_ids, end),
+            "positions": self._front("positions", self.positions, end),
+            "slot_mapping": self._front("slot_mapping", self.slot_mapping, end),
             "block_table": block_table,
-            "query_start_loc": self.query_start_loc[: num_requests + 1],
-            "seq_lens": self.seq_lens[:num_requests],
+            "query_start_loc": self._front("query_start_loc", self.query_start_loc, num_requests + 1),
+            "seq_lens": self._front("seq_lens", self.seq_lens, num_requests),
         }
         errors: dict[str, str] = {}
         rows = self._sample_rows(output.scheduled, errors)
         arrays.update(self._row_arrays(rows))
         max_logprobs = max((row.num_logprobs for row in rows), default=-1)
-        arrays["max_num_logprobs"] = np.array(max(max_logprobs, 0), np.int32)
+        if self.max_num_logprobs != max(max_logprobs, 0):
+            self.max_num_logprobs = np.array(max(max_logprobs, 0), np.int32)
+        arrays["max_num_logprobs"] = self.max_num_logprobs
         return BatchInputs(arrays, rows, max_logprobs >= 0, errors)
+
+    def _front(self, name: str, buffer: NDArray[Any], count: int) -> NDArray[Any]:
+        """The first `count` rows: the same array object as in the last step if nothing but values differs.
+
+        So the session knows it again, and most steps of a decode bind nothing.
+        """
+        known = self._views.get(name)
+        if known is not None and known[1] == count and known[0] is buffer:
+            return known[2]
+        view = buffer[:count]
+        self._views[name] = buffer, count, view
+        return view
 
     def _state(self, scheduled: ScheduledRequest) -> _RequestState:
         request_id = scheduled.request.request_id
@@ -228,13 +244,13 @@ class InputBatch:
     def _row_arrays(self, rows: list[SampleRow]) -> dict[str, NDArray[Any]]:
         count = len(rows)
         arrays: dict[str, NDArray[Any]] = {
-            "logits_indices": self.logits_indices[:count],
-            "sampling_floats": self.sampling_floats[:count],
-            "sampling_ints": self.sampling_ints[:count],
+            "logits_indices": self._front("logits_indices", self.logits_indices, count),
+            "sampling_floats": self._front("sampling_floats", self.sampling_floats, count),
+            "sampling_ints": self._front("sampling_ints", self.sampling_ints, count),
             "bitmask": self.bitmask,
         }
-        arrays.update((name, growable.view()) for name, growable in self.lists.items())
-        arrays.update((name, loc[: count + 1]) for name, loc in self.locs.items())
+        arrays.update((name, self._front(name, grown.data, grown.size)) for name, grown in self.lists.items())
+        arrays.update((name, self._front(name, loc, count + 1)) for name, loc in self.locs.items())
         return arrays
 
 

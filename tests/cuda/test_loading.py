@@ -24,7 +24,8 @@ bench.SHAPES["load"] = {
     "head_dim": 64,
     "tied": True,
 }
-print(*bench.make_package("load", "q8_0", Path(sys.argv[1])))
+package, read = bench.make_package("load", "q8_0", Path(sys.argv[1]))
+print(package, read.num_bytes)
 """
 SLACK = 64 << 20  # pinned buffers, and what onnxruntime needs of its own
 # Resident bytes of each kind, at most, above what an open device takes before the weights come.

@@ -85,7 +85,7 @@ void check_callers_at_once(ThreadPool& pool) {
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; i++) {
     callers.emplace_back([&] {
-      for (int j = 0; j < 50; j++) check_regions(pool);
+      for (int j = 0; j < 10; j++) check_regions(pool);
     });
   }
   for (std::thread& caller : callers) caller.join();

@@ -120,6 +120,28 @@ def test_kv_cache_is_lazy_in_place_and_shared_with_the_graph(package: Path) -> N
         session.allocate_kv_cache(num_blocks=1, block_size=1, dtype="float32")
 
 
+def test_an_interrupted_session_runs_no_more(open_session: Callable[..., ModelSession]) -> None:
+    session = open_session()
+    started, failures = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while True:
+                logits_of(session, [41])
+                started.set()
+        except KernelError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(60)
+    session.interrupt()
+    thread.join(60)
+    assert not thread.is_alive() and "terminate" in failures[0]
+    with pytest.raises(KernelError, match="terminate"):
+        logits_of(session, [41])
+
+
 def memory_flags(address: int) -> list[str]:
     """VmFlags of the mapping that holds `address`."""
     inside = False
@@ -142,7 +164,8 @@ def test_only_a_wide_kv_cache_takes_huge_pages(
     assert isinstance(device, CpuSession) and device._kv_values is not None
     address = device._kv_values[0].data_ptr()
     assert address % os.sysconf("SC_PAGE_SIZE") == 0
-    assert flag in memory_flags(address)
+    flags = memory_flags(address)
+    assert flag in flags and "sh" not in flags  # nor shared with what this process forks
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

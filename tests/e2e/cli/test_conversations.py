@@ -128,18 +128,22 @@ from trivet.backends.session import ModelSession
 run = ModelSession.run
 def tell(self, inputs, outputs):
     print("step of", len(inputs["input_ids"]), "tokens", file=sys.stderr, flush=True)
-    return run(self, inputs, outputs)
+    results = run(self, inputs, outputs)
+    print("step done", file=sys.stderr, flush=True)
+    return results
 ModelSession.run = tell
 from trivet.app.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_interrupt_during_prefill(cli: Any, smollm2_path: Path) -> None:
-    """^C ends a long prompt with the step that runs, and the steps are short, however slow the machine is."""
+@pytest.mark.parametrize("step", [512, 7168])
+def test_interrupt_during_prefill(step: int, cli: Any, smollm2_path: Path) -> None:
+    """^C does not wait for the prompt, nor for the step that runs, however slow the machine is."""
     assert cli("export", smollm2_path).status == 0
-    prompt = "word " * 7000
+    prompt = "word " * 7200
     command = [sys.executable, "-c", _TELLS_ITS_STEPS, "run", prompt, "-m", str(smollm2_path)]
+    command += ["--max-num-batched-tokens", str(step)]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=cli.environment,
@@ -148,8 +152,9 @@ def test_interrupt_during_prefill(cli: Any, smollm2_path: Path) -> None:
     steps = [next(line for line in process.stderr if line.startswith("step of "))]
     err = interrupt(process)
     steps += [line for line in err.splitlines(keepends=True) if line.startswith("step of ")]
-    assert set(steps) == {"step of 512 tokens\n"}
+    assert set(steps) == {f"step of {step} tokens\n"}
     assert len(steps) <= 3  # of 14; the one that ran, and those that began before the signal had arrived
+    assert err.count("step done") < len(steps)
 
 
 def test_interrupt_during_decode(cli: Any, smollm2_path: Path) -> None:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from trivet.backends.contract import manifest as m
 from trivet.backends.contract.opset import GRAPH_INPUTS, GRAPH_OUTPUTS, SAMPLING_FLOATS, SAMPLING_INTS
+from trivet.backends.errors import KernelError
 from trivet.exporters.package import source_of
 
 VOCAB_SIZE = 320
@@ -64,6 +65,7 @@ class ToySession:
         self.options = options
         self.kv: NDArray[np.int64] | None = None
         self.closed = False
+        self.interrupted = threading.Event()
         self.num_runs = 0
         self.rows_sampled = 0
         self.batch_sizes: list[int] = []
@@ -86,6 +88,8 @@ class ToySession:
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         if ToySession.before_run is not None:
             ToySession.before_run(self)
+        if self.interrupted.is_set():
+            raise KernelError("step failed: interrupted")
         assert self.kv is not None and not self.closed
         _check_contract(inputs, outputs)
         self.num_runs += 1
@@ -95,6 +99,9 @@ class ToySession:
         sampled = [self._sample(inputs, row, states[i]) for row, i in enumerate(inputs["logits_indices"].tolist())]
         self.rows_sampled += len(sampled)
         return _pack(sampled, int(inputs["max_num_logprobs"]), outputs)
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
 
     def _forward(self, inputs: Mapping[str, NDArray[Any]]) -> list[int]:
         """The hash of every scheduled token's causal context, as found in the cache."""

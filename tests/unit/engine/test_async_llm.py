@@ -342,3 +342,27 @@ def test_idle_engine_does_not_spin(package: str) -> None:
         assert time.process_time() - cpu < 0.1
 
     run(package, use)
+
+
+def test_shutdown_cuts_a_step_short(package: str, toy: types.SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """Quietly: its engine was not broken."""
+    running = threading.Event()
+
+    def wait(session: Any) -> None:
+        running.set()
+        assert session.interrupted.wait(60), "a step that never ends"
+
+    async def use() -> None:
+        engine = AsyncLLM(package)
+        answer = asyncio.create_task(collect(engine, PROMPTS[0], greedy(4), "a"))
+        while not running.is_set():
+            await asyncio.sleep(0.002)
+        engine.shutdown()
+        assert not engine._client.is_alive and toy.Session.instances[-1].closed
+        assert (await answer)[-1].outputs[0].finish_reason == "abort"
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            engine.check_health()
+
+    toy.Session.before_run = wait
+    asyncio.run(use())
+    assert not caplog.records
