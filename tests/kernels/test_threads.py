@@ -22,7 +22,7 @@ def test_threads(flags: tuple[str, ...], tmp_path: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     assert compiler is not None, "a C++ compiler is needed, as for the library itself"
     program = tmp_path / "check_threads"
-    command = [compiler, "-std=c++20", "-O1", *flags, "-o", program, "-pthread"]
+    command: list[str | Path] = [compiler, "-std=c++20", "-O1", *flags, "-o", program, "-pthread"]
     subprocess.run([*command, *(ROOT / source for source in SOURCES)], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
