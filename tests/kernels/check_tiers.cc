@@ -145,7 +145,7 @@ struct Prompt {
     for (int64_t t = 0; t < kTokens; t++) kernels.prepare(p, t, queries.data() + t * kHeads * kDim);
     const int64_t rows = kTokens * p.group;
     std::vector<float> max(rows), sum(rows), acc(rows * kPadded);
-    std::vector<float> keys(kDim * kTileKeys), values(kTileKeys * kPadded), scores(4 * kTileKeys);
+    std::vector<float> keys(kDim * kTileKeys), values(kTileKeys * kPadded), scores(kScoreRows * kTileKeys);
     const AttentionScratch scratch{keys.data(), values.data(), scores.data()};
     const AttentionState state{max.data(), sum.data(), acc.data()};
     for (int64_t head = 0; head < kKvHeads; head++) {

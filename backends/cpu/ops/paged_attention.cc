@@ -141,7 +141,7 @@ class Attention {
 
   // Scratch of the calling thread: one packed tile, then two states.
   float* thread_floats(AttentionScratch& scratch) const {
-    const int64_t keys = p_.head_dim * kTileKeys, values = kTileKeys * p_.padded_dim, scores = 4 * kTileKeys;
+    const int64_t keys = p_.head_dim * kTileKeys, values = kTileKeys * p_.padded_dim, scores = kScoreRows * kTileKeys;
     float* floats = ThreadScratch::get<float>(kThreadFloats, keys + values + scores + 2 * state_floats_);
     scratch = {floats, floats + keys, floats + keys + values};
     return floats + keys + values + scores;

@@ -11,6 +11,7 @@ namespace trivet {
 // softmax runs online over the tiles of a partition, and the partitions are merged in order.
 inline constexpr int64_t kTileKeys = 64;
 inline constexpr int64_t kPartitionKeys = 256;
+inline constexpr int kScoreRows = 6;  // rows of a register tile
 
 struct PagedAttentionParams {
   int64_t num_tokens, num_requests, num_blocks, max_blocks;
@@ -55,7 +56,7 @@ struct AttentionState {
 struct AttentionScratch {
   float* keys;    // [head_dim, kTileKeys]
   float* values;  // [kTileKeys, padded_dim]
-  float* scores;  // [4, kTileKeys], for the rows of one register tile
+  float* scores;  // [kScoreRows, kTileKeys]
 };
 
 struct AttentionKernels {

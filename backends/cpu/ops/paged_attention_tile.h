@@ -7,37 +7,37 @@
 namespace {
 
 using trivet::AttentionState;
+using trivet::kScoreRows;
 using trivet::KvDtype;
 
-constexpr int kTileRows = 4;  // rows of a register tile
 // Rows that convert a tile's elements on the way sooner than they copy it first.
 constexpr int64_t kRowsInPlace = Vec::kLoadsHalf ? 64 : 8;
 constexpr float kMinusInfinity = -HUGE_VALF;
 
 // --- Step 3: scores, softmax, values for the rows of an item ------------------------------------------------------
 
-// scores[r][j] = sum over d, in order, of queries[r][d] * key j [d], for kBlock vectors of keys. `ahead`: the keys that
+// scores[r][j] = sum over d, in order, of queries[r][d] * key j [d], for kVecs vectors of keys. `ahead`: the keys that
 // are fetched in passing, or null.
-template <int kRows, class T>
+template <int kRows, int kVecs, class T>
 inline void score_block(const float* const* queries, const T* const* keys, const T* const* ahead, int64_t key_stride,
                         int64_t head_dim, float* scores) {
-  Vec sums[kRows][Vec::kBlock];
+  Vec sums[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < Vec::kBlock; ++c) sums[r][c] = Vec::set(0.0f);
+    for (int c = 0; c < kVecs; ++c) sums[r][c] = Vec::set(0.0f);
   }
   for (int64_t d = 0; d < head_dim; ++d) {
-    Vec k[Vec::kBlock];
-    for (int c = 0; c < Vec::kBlock; ++c) k[c] = Vec::load(keys[c] + d * key_stride);
+    Vec k[kVecs];
+    for (int c = 0; c < kVecs; ++c) k[c] = Vec::load(keys[c] + d * key_stride);
     if (ahead != nullptr) {
-      for (int c = 0; c < Vec::kBlock; ++c) __builtin_prefetch(ahead[c] + d * key_stride, 0, 2);
+      for (int c = 0; c < kVecs; ++c) __builtin_prefetch(ahead[c] + d * key_stride, 0, 2);
     }
     for (int r = 0; r < kRows; ++r) {
       const Vec q = Vec::set(queries[r][d]);
-      for (int c = 0; c < Vec::kBlock; ++c) sums[r][c] = mul_add(q, k[c], sums[r][c]);
+      for (int c = 0; c < kVecs; ++c) sums[r][c] = mul_add(q, k[c], sums[r][c]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < Vec::kBlock; ++c) sums[r][c].store(scores + r * kTileKeys + c * Vec::kWidth);
+    for (int c = 0; c < kVecs; ++c) sums[r][c].store(scores + r * kTileKeys + c * Vec::kWidth);
   }
 }
 
@@ -148,11 +148,13 @@ inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item
     }
     all = {keys[r].begin > all.begin ? keys[r].begin : all.begin, keys[r].end < all.end ? keys[r].end : all.end};
   }
+  constexpr int kHalf = Vec::kBlock / 2;
   constexpr int64_t kBlockKeys = Vec::kBlock * Vec::kWidth;
   for (int64_t j = any.begin / kBlockKeys * kBlockKeys; j < any.end; j += kBlockKeys) {
     const int64_t c = j / Vec::kWidth;
-    score_block<kRows>(q, tile.keys + c, ahead != nullptr ? ahead->keys + c : nullptr, tile.key_stride, p.head_dim,
-                       scores + j);
+    const auto score =
+        any.end - j > kHalf * Vec::kWidth ? score_block<kRows, Vec::kBlock, T> : score_block<kRows, kHalf, T>;
+    score(q, tile.keys + c, ahead != nullptr ? ahead->keys + c : nullptr, tile.key_stride, p.head_dim, scores + j);
   }
   softmax_rows<kRows>(p, any, keys, scores, state, row);
   // The keys that all rows see go through the register tile; what is left and right of them row by row, still in order,
@@ -176,8 +178,12 @@ inline void attend_tile(const PagedAttentionParams& p, const AttentionItem& item
                         const AttentionState& state) {
   const int64_t rows = item.num_tokens * p.group;
   int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows, ahead = nullptr) {
-    attend_rows<kTileRows>(p, item, r, tile_start, tile, ahead, queries, scores, state);
+  for (; r + kScoreRows <= rows; r += kScoreRows, ahead = nullptr) {
+    attend_rows<kScoreRows>(p, item, r, tile_start, tile, ahead, queries, scores, state);
+  }
+  if (rows - r >= 4) {
+    attend_rows<4>(p, item, r, tile_start, tile, ahead, queries, scores, state);
+    r += 4, ahead = nullptr;
   }
   if (rows - r == 3) attend_rows<3>(p, item, r, tile_start, tile, ahead, queries, scores, state);
   if (rows - r == 2) attend_rows<2>(p, item, r, tile_start, tile, ahead, queries, scores, state);
