@@ -24,7 +24,7 @@ from .source import ROOT
 from .tiers import LIBRARY, instructions, poison
 
 REFERENCE = Path(__file__).with_name("references") / "smollm2-135m-q4_1.json"
-_RUN_SECONDS, _EMULATED_SECONDS = 300.0, 900.0
+_RUN_SECONDS, _EMULATED_SECONDS = 900.0, 3600.0
 _SIGILL = (-4, 132)
 _MODEL_GATES = ("server", "completion", "confinement", "greedy-tokens", "cpu-baseline")
 _MODEL_TIER_GATES = ("tier-run", "tier-tokens")
