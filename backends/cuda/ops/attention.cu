@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(ErrorSink sink, Atten
   extern __shared__ float staged[];  // [kThreads / 32][head_dim]
   wait_for_previous();
   const int64_t token = blockIdx.x, warp = threadIdx.x >> 5, head = blockIdx.y * (kThreads / 32) + warp;
-  if (blockIdx.y == 0) check_step(sink, p, token);
+  if (blockIdx.y == 0) check_step(sink, p, token, request_of(p, token));
   if (head >= p.num_heads + 2 * p.num_kv_heads) return;
   float* x = staged + warp * p.head_dim;
   if (head < p.num_heads) {

@@ -60,7 +60,8 @@ __device__ __forceinline__ int64_t kv_index(const AttentionParams& p, int64_t bl
 
 // The block of a request that holds `position`; an id outside the cache, which is reported elsewhere, becomes 0.
 __device__ __forceinline__ int64_t block_at(const AttentionParams& p, int64_t request, int64_t position) {
-  const int64_t block = p.block_table[request * p.max_blocks + position / p.block_size];
+  const unsigned column = static_cast<unsigned>(position) / static_cast<unsigned>(p.block_size);
+  const int64_t block = p.block_table[request * p.max_blocks + column];
   return block >= 0 && block < p.num_blocks ? block : 0;
 }
 
@@ -88,54 +89,52 @@ struct Item {
   int tokens;
 };
 
+// What `tokens` of a request from first_token on see.
+__device__ __forceinline__ Item item_at(const AttentionParams& p, int64_t request, int64_t first_token, int tokens) {
+  Item item{request, first_token, 0, 0, 0, tokens};
+  const int64_t limit = p.max_blocks * p.block_size - 1;
+  item.first_position = max(static_cast<int64_t>(0), min(static_cast<int64_t>(p.positions[first_token]), limit));
+  item.last_position = min(item.first_position + tokens - 1, limit);
+  if (p.sliding_window > 0) item.first_key = max(static_cast<int64_t>(0), item.first_position - p.sliding_window + 1);
+  return item;
+}
+
 // Blocks (x) go over the items of all requests, the longest of a request first; the last ones find none.
 __device__ __forceinline__ Item item_of(const AttentionParams& p, int tokens_per_item) {
-  Item item{-1, 0, 0, 0, 0, 0};
   int64_t left = blockIdx.x;
-  if (tokens_per_item == 1) {
-    item.request = request_of(p, left);
-    item.first_token = left;
-    item.tokens = 1;
-  }
-  for (int64_t r = 0; r < p.num_requests && item.request < 0; ++r) {
+  if (tokens_per_item == 1) return item_at(p, request_of(p, left), left, 1);
+  for (int64_t r = 0; r < p.num_requests; ++r) {
     const int64_t start = max(static_cast<int64_t>(0), min(static_cast<int64_t>(p.query_start_loc[r]), p.num_tokens));
     const int64_t count = min(static_cast<int64_t>(p.query_start_loc[r + 1]), p.num_tokens) - start;
     const int64_t items = (count + tokens_per_item - 1) / tokens_per_item;
     if (left < items) {
       const int64_t skipped = (items - 1 - left) * tokens_per_item;
-      item.request = r;
-      item.first_token = start + skipped;
-      item.tokens = static_cast<int>(min(static_cast<int64_t>(tokens_per_item), count - skipped));
+      return item_at(p, r, start + skipped,
+                     static_cast<int>(min(static_cast<int64_t>(tokens_per_item), count - skipped)));
     }
     left -= items;
   }
-  if (item.request < 0) return item;
-  const int64_t limit = p.max_blocks * p.block_size - 1;
-  item.first_position = max(static_cast<int64_t>(0), min(static_cast<int64_t>(p.positions[item.first_token]), limit));
-  item.last_position = min(item.first_position + item.tokens - 1, limit);
-  if (p.sliding_window > 0) item.first_key = max(static_cast<int64_t>(0), item.first_position - p.sliding_window + 1);
-  return item;
+  return {-1, 0, 0, 0, 0, 0};
 }
 
 // --- Checks -------------------------------------------------------------------------------------------------------
 
-// By all threads of a block. Where the borders of the requests make no sense, token 0 reports that and the others are
-// not judged by them.
-__device__ __forceinline__ void check_step(const ErrorSink& sink, const AttentionParams& p, int64_t token) {
+// By all threads of a block, of a token and its request r. Where the borders of the requests make no sense, token 0
+// reports that and the others are not judged by them.
+__device__ __forceinline__ void check_step(const ErrorSink& sink, const AttentionParams& p, int64_t token, int64_t r) {
   const int64_t last = p.query_start_loc[p.num_requests];
   if (token == 0) {
-    for (int64_t r = threadIdx.x; r < p.num_requests; r += blockDim.x) {
-      const int64_t start = p.query_start_loc[r], end = p.query_start_loc[r + 1];
-      if (r == 0 && start != 0) report(sink, DeviceErrorCode::kQueryStartFirst, 0, start);
+    for (int64_t i = threadIdx.x; i < p.num_requests; i += blockDim.x) {
+      const int64_t start = p.query_start_loc[i], end = p.query_start_loc[i + 1];
+      if (i == 0 && start != 0) report(sink, DeviceErrorCode::kQueryStartFirst, 0, start);
       if (end < start || end > p.num_tokens)
-        report(sink, DeviceErrorCode::kQueryStart, r + 1, end, start, p.num_tokens);
-      if (p.seq_lens[r] < end - start) report(sink, DeviceErrorCode::kSeqLen, r, p.seq_lens[r], end - start);
+        report(sink, DeviceErrorCode::kQueryStart, i + 1, end, start, p.num_tokens);
+      if (p.seq_lens[i] < end - start) report(sink, DeviceErrorCode::kSeqLen, i, p.seq_lens[i], end - start);
     }
     if (threadIdx.x == 0 && last != p.num_tokens) {
       report(sink, DeviceErrorCode::kQueryStartLast, p.num_requests, last, p.num_tokens);
     }
   }
-  const int64_t r = request_of(p, token);
   const int64_t start = p.query_start_loc[r], end = p.query_start_loc[r + 1], seq_len = p.seq_lens[r];
   if (p.query_start_loc[0] != 0 || last != p.num_tokens || token < start || token >= end || seq_len < end - start)
     return;
@@ -159,65 +158,96 @@ __device__ __forceinline__ void check_step(const ErrorSink& sink, const Attentio
 
 // --- Norm and rotation --------------------------------------------------------------------------------------------
 
-// A warp makes a head of a token: store(i, value) gets what the head holds after norm and rotation. head_dim is at most
-// 32 * kEach; all loads are under way before the first use. `x` is memory of the warp for head_dim floats. Heads count
-// query heads, then key heads, then value heads.
-template <int kEach, class Store>
-__device__ __forceinline__ void prepare_head(const AttentionParams& p, int64_t token, int64_t head, float* x,
-                                             const Store& store) {
-  const int lane = threadIdx.x & 31, dim = static_cast<int>(p.head_dim);
-  const float* source = p.qkv + (token * (p.num_heads + 2 * p.num_kv_heads) + head) * p.head_dim;
-  const bool is_value = head >= p.num_heads + p.num_kv_heads;
-  const float* norm = is_value ? nullptr : head < p.num_heads ? p.q_norm : p.k_norm;
-  const int rotary_dim = is_value ? 0 : static_cast<int>(p.rotary_dim), half = rotary_dim / 2;
-  const float* cosines = p.cos_sin + token * p.rotary_dim;
-  float values[kEach], weights[kEach], cosine[kEach], sine[kEach];
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    const int i = lane + 32 * e;
-    values[e] = i < dim ? source[i] : 0.0f;
-    weights[e] = norm != nullptr && i < dim ? norm[i] : 1.0f;
-    const int pair = p.rope_interleaved ? i / 2 : i < half ? i : i - half;
-    cosine[e] = i < rotary_dim ? cosines[pair] : 1.0f;
-    sine[e] = i < rotary_dim ? cosines[half + pair] : 0.0f;
-  }
-  if (norm != nullptr) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) sum = fmaf(values[e], values[e], sum);
-    const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + p.norm_eps);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) values[e] = values[e] * scale * weights[e];
-  }
-  if (rotary_dim > 0) {
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      if (lane + 32 * e < dim) x[lane + 32 * e] = values[e];
-    }
-    __syncwarp();
+// A head of a token, made by a warp. begin() has the loads of several heads under way together; finish() calls
+// store(i, value) with what the head holds after norm and rotation. head_dim is at most 32 * kEach. Heads count query
+// heads, then key heads, then value heads.
+template <int kEach>
+class HeadInFlight {
+ public:
+  __device__ __forceinline__ void begin(const AttentionParams& p, int64_t token, int64_t head) {
+    const int lane = threadIdx.x & 31, dim = static_cast<int>(p.head_dim);
+    const float* source = p.qkv + (token * (p.num_heads + 2 * p.num_kv_heads) + head) * p.head_dim;
+    const bool is_value = head >= p.num_heads + p.num_kv_heads;
+    const float* norm = is_value ? nullptr : head < p.num_heads ? p.q_norm : p.k_norm;
+    has_norm_ = norm != nullptr;
+    rotary_dim_ = is_value ? 0 : static_cast<int>(p.rotary_dim);
+    const int half = rotary_dim_ / 2;
+    const float* cosines = p.cos_sin + token * p.rotary_dim;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       const int i = lane + 32 * e;
-      if (i >= rotary_dim) continue;
+      values_[e] = i < dim ? source[i] : 0.0f;
+      weights_[e] = norm != nullptr && i < dim ? norm[i] : 1.0f;
+      const int pair = p.rope_interleaved ? i / 2 : i < half ? i : i - half;
+      cosine_[e] = i < rotary_dim_ ? cosines[pair] : 1.0f;
+      sine_[e] = i < rotary_dim_ ? cosines[half + pair] : 0.0f;
+    }
+  }
+
+  // `x` is memory of the warp for head_dim floats.
+  template <class Store>
+  __device__ __forceinline__ void finish(const AttentionParams& p, float* x, const Store& store) {
+    const int lane = threadIdx.x & 31, dim = static_cast<int>(p.head_dim);
+    if (has_norm_) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) sum = fmaf(values_[e], values_[e], sum);
+      const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + p.norm_eps);
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) values_[e] = values_[e] * scale * weights_[e];
+    }
+    if (rotary_dim_ > 0) rotate(p, x);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (lane + 32 * e < dim) store(lane + 32 * e, values_[e]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void rotate(const AttentionParams& p, float* x) {
+    const int lane = threadIdx.x & 31, half = rotary_dim_ / 2;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (lane + 32 * e < rotary_dim_) x[lane + 32 * e] = values_[e];
+    }
+    __syncwarp();
+    float others[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const int i = lane + 32 * e, other = p.rope_interleaved ? i ^ 1 : i >= half ? i - half : i + half;
+      others[e] = i < rotary_dim_ ? x[other] : 0.0f;
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const int i = lane + 32 * e;
+      const float turned = __fmul_rn(others[e], sine_[e]), kept = __fmul_rn(values_[e], cosine_[e]);
       const bool second = p.rope_interleaved ? (i & 1) != 0 : i >= half;
-      const float other = x[p.rope_interleaved ? (i ^ 1) : second ? i - half : i + half];
-      const float turned = __fmul_rn(other, sine[e]), kept = __fmul_rn(values[e], cosine[e]);
-      values[e] = second ? __fadd_rn(kept, turned) : __fsub_rn(kept, turned);
+      const float rotated = second ? __fadd_rn(kept, turned) : __fsub_rn(kept, turned);
+      values_[e] = i < rotary_dim_ ? rotated : values_[e];
     }
     __syncwarp();  // x is free again
   }
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    if (lane + 32 * e < dim) store(lane + 32 * e, values[e]);
-  }
+
+  float values_[kEach], weights_[kEach], cosine_[kEach], sine_[kEach];
+  int rotary_dim_;
+  bool has_norm_;
+};
+
+template <int kEach, class Store>
+__device__ __forceinline__ void prepare_head(const AttentionParams& p, int64_t token, int64_t head, float* x,
+                                             const Store& store) {
+  HeadInFlight<kEach> in_flight;
+  in_flight.begin(p, token, head);
+  in_flight.finish(p, x, store);
 }
 
 // Where the key (or value) of a token goes in the cache; null if it is not written.
 template <class T>
 __device__ __forceinline__ T* slot_of(const AttentionParams& p, int64_t token, int64_t k_or_v, int64_t kv_head) {
-  const int64_t slot = p.slot_mapping[token];
+  const int32_t slot = p.slot_mapping[token];
   if (slot < 0 || slot >= p.num_blocks * p.block_size) return nullptr;
-  return static_cast<T*>(p.kv_cache) + kv_index(p, slot / p.block_size, k_or_v, kv_head, slot % p.block_size);
+  const unsigned at = static_cast<unsigned>(slot), size = static_cast<unsigned>(p.block_size);
+  return static_cast<T*>(p.kv_cache) + kv_index(p, at / size, k_or_v, kv_head, at % size);
 }
 
 // --- Partial results ----------------------------------------------------------------------------------------------
@@ -231,25 +261,31 @@ __device__ __forceinline__ float* state_of(const AttentionParams& p, int64_t par
 }
 
 // exp(a - b) where both may be -infinity.
-__device__ __forceinline__ float exp_difference(float a, float b) { return a == b ? 1.0f : expf(__fsub_rn(a, b)); }
+__device__ __forceinline__ float exp_difference(float a, float b) { return expf(a == b ? 0.0f : __fsub_rn(a, b)); }
 
 struct MergeScales {
   float old_scale, part_scale;
 };
 
-// One more partition into (max, sum); a partition of which the row sees nothing has sum 0 and changes nothing.
+// One more partition into (max, sum); a partition of which the row sees nothing has sum 0 and changes nothing. No
+// branches: the loads and exponentials of several partitions overlap.
 __device__ __forceinline__ MergeScales merge(float& max, float& sum, float part_max, float part_sum) {
-  if (part_sum == 0.0f) return {1.0f, 0.0f};
-  const float highest = fmaxf(max, part_max);
-  const MergeScales scales{exp_difference(max, highest), exp_difference(part_max, highest)};
+  const bool seen = part_sum != 0.0f;
+  const float highest = seen ? fmaxf(max, part_max) : max;
+  const MergeScales scales{exp_difference(max, highest), seen ? exp_difference(part_max, highest) : 0.0f};
   sum = __fadd_rn(__fmul_rn(sum, scales.old_scale), __fmul_rn(part_sum, scales.part_scale));
   max = highest;
   return scales;
 }
 
 __device__ __forceinline__ float merged(MergeScales s, float old, float part) {
-  if (s.part_scale == 0.0f) return __fmul_rn(old, s.old_scale);
-  return __fadd_rn(__fmul_rn(old, s.old_scale), __fmul_rn(part, s.part_scale));
+  const float kept = __fmul_rn(old, s.old_scale);
+  return s.part_scale == 0.0f ? kept : __fadd_rn(kept, __fmul_rn(part, s.part_scale));
+}
+
+__device__ __forceinline__ float4 merged(MergeScales s, float4 old, float4 part) {
+  return make_float4(merged(s, old.x, part.x), merged(s, old.y, part.y), merged(s, old.z, part.z),
+                     merged(s, old.w, part.w));
 }
 
 __device__ __forceinline__ float final_scale(const AttentionParams& p, int64_t head, float max, float sum) {
@@ -261,19 +297,42 @@ __device__ __forceinline__ float final_scale(const AttentionParams& p, int64_t h
 
 // Whether this block is the last one of `others + 1` that have stored states of a token and blockIdx.y.
 __device__ __forceinline__ bool is_last_block(const AttentionParams& p, int64_t token, int others, bool& shared) {
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0) {  // its fences order what the barriers order: what every thread stored and what it will load
     int* arrived = p.arrived + token * gridDim.y + blockIdx.y;
+    __threadfence();
     shared = atomicAdd(arrived, 1) == others;
     if (shared) *arrived = 0;  // for the next step
+    __threadfence();
   }
   __syncthreads();
-  if (shared) __threadfence();
   return shared;
 }
 
-// The rows of an item from their partitions, in order; a thread has four dimensions of a head.
+// Elements d to d + 3 of a head from its partitions, in order, and its (max, sum). Several partitions are loaded at a
+// time.
+__device__ __forceinline__ float4 merge_states(const AttentionParams& p, const float* state, int64_t count, int64_t d,
+                                               float& max, float& sum) {
+  constexpr int kBatch = 4;
+  const int64_t stride = p.head_dim + kStateExtra;
+  float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int64_t from = 0; from < count; from += kBatch) {
+    float4 parts[kBatch];
+    float2 ends[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float* part = state + (from + i < count ? from + i : from) * stride;
+      parts[i] = __ldcg(reinterpret_cast<const float4*>(part + d));
+      ends[i] = __ldcg(reinterpret_cast<const float2*>(part + p.head_dim));
+      if (from + i >= count) ends[i].y = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) out = merged(merge(max, sum, ends[i].x, ends[i].y), out, parts[i]);
+  }
+  return out;
+}
+
+// The rows of an item from their partitions; a thread has four dimensions of a head.
 __device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64_t token, int64_t first_head, int heads,
                                                  int64_t first, int64_t last, int partitions) {
   const int dim = static_cast<int>(p.head_dim), quads = heads * dim / 4;
@@ -282,17 +341,9 @@ __device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64
     const bool inside = at < quads;
     float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (inside) {
-      const int64_t head = first_head + at * 4 / dim, d = at * 4 % dim;
+      const int64_t head = first_head + at * 4 / dim;
       float max = -kInfinity, sum = 0.0f;
-#pragma unroll 4
-      for (int64_t i = first; i <= last; ++i) {
-        const float* state = state_of(p, partitions, token, head, i);
-        const float4 part = __ldcg(reinterpret_cast<const float4*>(state + d));
-        const float2 ends = __ldcg(reinterpret_cast<const float2*>(state + dim));
-        const MergeScales scales = merge(max, sum, ends.x, ends.y);
-        out = make_float4(merged(scales, out.x, part.x), merged(scales, out.y, part.y), merged(scales, out.z, part.z),
-                          merged(scales, out.w, part.w));
-      }
+      out = merge_states(p, state_of(p, partitions, token, head, first), last - first + 1, at * 4 % dim, max, sum);
       const float scale = final_scale(p, head, max, sum);
       out = make_float4(__fmul_rn(out.x, scale), __fmul_rn(out.y, scale), __fmul_rn(out.z, scale),
                         __fmul_rn(out.w, scale));

@@ -1,7 +1,8 @@
 // PagedAttention of few tokens on tensor cores, for float16, bfloat16 and fp8_e4m3 caches. A block has a token, a KV
 // head with its query heads as the 16 rows of a product, and a partition of 64 keys, 16 to a warp. What earlier steps
 // have written is fetched before the previous kernel has ended; queries and keys of this step are made in here. The
-// last block of a token and KV head merges the partitions.
+// last block of a token and KV head merges the partitions. What counts is how long one block takes: loads that do not
+// depend on each other are under way together, and what depends on this step's kernels comes as late as it can.
 #include "attention_mma.cuh"
 
 namespace trivet::cuda {
@@ -22,63 +23,100 @@ struct Shared {
   uint8_t high[kRows * kRowBytes<kDim>], low[kRows * kRowBytes<kDim>];  // queries, and what rounding took from them
   WarpTile<kDim> tiles[kWarps];
   int64_t key_rows[kWarps][kWarpKeys];           // where the keys lie in the cache, or -1
-  float staged[kWarps][kDim];                    // for prepare_head
+  float staged[kWarps][kDim];                    // for HeadInFlight
   float max[kWarps][kRows], sum[kWarps][kRows];  // of the scores
-  int slots[kSplitTokens];                       // that this step writes
   bool is_last;
 };
 
-// Row r of the queries of the block's KV head, or zeros.
+// How many blocks share a multiprocessor where many sequences are decoded: what its memory and registers allow.
+template <class S, int kDim>
+constexpr int kBlocks = kDim > 128                ? 2
+                        : std::is_same_v<S, E4M3> ? 4
+                                                  : 5;
+
+// As request_of, by all lanes of a warp.
+__device__ __forceinline__ int64_t request_by_warp(const AttentionParams& p, int64_t token) {
+  int started = 0;
+#pragma unroll 1
+  for (int64_t first = 0; first < p.num_requests; first += 32) {
+    const int64_t r = first + (threadIdx.x & 31);
+    started += __popc(__ballot_sync(~0u, r < p.num_requests && p.query_start_loc[r] <= token));
+  }
+  return max(started - 1, 0);
+}
+
+// Two heads of a token, whose loads overlap: store(0, i, value) and store(1, i, value). No second one where that is
+// negative.
+template <int kDim, class Store>
+__device__ __forceinline__ void prepare_heads(const AttentionParams& p, int64_t token, int64_t head, int64_t second,
+                                              float* staged, const Store& store) {
+  HeadInFlight<(kDim + 31) / 32> heads[2];
+  heads[0].begin(p, token, head);
+  if (second >= 0) heads[1].begin(p, token, second);
+  heads[0].finish(p, staged, [&](int i, float value) { store(0, i, value); });
+  if (second >= 0) heads[1].finish(p, staged, [&](int i, float value) { store(1, i, value); });
+}
+
+// The queries of the block's KV head. Where a warp has keys of its own to make, the others make all of them.
 template <class T, int kDim>
-__device__ __forceinline__ void make_query(const AttentionParams& p, Shared<kDim>& shared, int64_t token,
-                                           int64_t kv_head, int row) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const auto store = [&](int i, float value) {
-    const float q = in_range<T>(value * p.scale);
-    const T rounded = from_float<T>(q);
-    const int at = place<kDim>(row, i & ~7) + (i & 7) * 2;
-    *reinterpret_cast<T*>(shared.high + at) = rounded;
-    *reinterpret_cast<T*>(shared.low + at) = from_float<T>(q - to_float(rounded));
-  };
-  if (row < p.group) {
-    prepare_head<(kDim + 31) / 32>(p, token, kv_head * p.group + row, shared.staged[warp], store);
-  } else {
-    for (int i = lane; i < kDim; i += 32) store(i, 0.0f);
+__device__ __forceinline__ void make_queries(const AttentionParams& p, Shared<kDim>& shared, int64_t token,
+                                             int64_t kv_head, int busy_warp) {
+  const int warp = threadIdx.x >> 5, rows = static_cast<int>(p.group);
+  if (warp == busy_warp) return;
+  const int makers = busy_warp < kWarps ? kWarps - 1 : kWarps;
+  for (int row = warp > busy_warp ? warp - 1 : warp; row < rows; row += 2 * makers) {
+    const int64_t head = kv_head * p.group + row;
+    const auto store = [&](int second, int i, float value) {
+      const float q = in_range<T>(value * p.scale);
+      const T rounded = from_float<T>(q);
+      const int at = place<kDim>(row + second * makers, i & ~7) + (i & 7) * 2;
+      *reinterpret_cast<T*>(shared.high + at) = rounded;
+      *reinterpret_cast<T*>(shared.low + at) = from_float<T>(q - to_float(rounded));
+    };
+    prepare_heads<kDim>(p, token, head, row + makers < rows ? head + makers : -1, shared.staged[warp], store);
   }
 }
 
-// Scores of a warp's 16 keys.
+// Scores of a warp's 16 keys. The rows of the product after the last query repeat it; nothing looks at them.
 template <class T, int kDim>
-__device__ __forceinline__ void add_scores(float (&scores)[2][4], const Shared<kDim>& shared) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+__device__ __forceinline__ void make_scores(const AttentionParams& p, const Shared<kDim>& shared,
+                                            float (&scores)[2][4]) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = min(lane & 15, static_cast<int>(p.group) - 1);
+  float rests[2][4] = {};
 #pragma unroll
   for (int d = 0; d < kDim; d += 16) {
     uint32_t q[4], rest[4], k[4];
-    load_matrix<false>(q, shared.high + place<kDim>(lane & 15, d + (lane >> 4) * 8));
-    load_matrix<false>(rest, shared.low + place<kDim>(lane & 15, d + (lane >> 4) * 8));
+    load_matrix<false>(q, shared.high + place<kDim>(row, d + (lane >> 4) * 8));
+    load_matrix<false>(rest, shared.low + place<kDim>(row, d + (lane >> 4) * 8));
     load_matrix<false>(k, shared.tiles[warp].keys + place<kDim>((lane & 7) + (lane >> 4) * 8, d + (lane >> 3 & 1) * 8));
     multiply<T>(scores[0], q, k[0], k[1]);
     multiply<T>(scores[1], q, k[2], k[3]);
-    multiply<T>(scores[0], rest, k[0], k[1]);
-    multiply<T>(scores[1], rest, k[2], k[3]);
+    multiply<T>(rests[0], rest, k[0], k[1]);
+    multiply<T>(rests[1], rest, k[2], k[3]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float& score = scores[i / 4][i % 4];
+    score += rests[i / 4][i % 4];
+    if (p.soft_cap > 0.0f) score = p.soft_cap * tanhf(score / p.soft_cap);
   }
 }
 
 // Scores as weights, each the sum of high and low; fills the warp's part of max and sum.
 template <class T, int kDim>
-__device__ __forceinline__ void weigh(const AttentionParams& p, Shared<kDim>& shared, const Item& item,
-                                      int64_t first_key, float (&scores)[2][4], uint32_t (&high)[4],
-                                      uint32_t (&low)[4]) {
+__device__ __forceinline__ void weigh(Shared<kDim>& shared, const Item& item, int64_t first_key, float (&scores)[2][4],
+                                      uint32_t (&high)[4], uint32_t (&low)[4]) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int first_seen = static_cast<int>(item.first_key - first_key);
+  const int last_seen = static_cast<int>(item.last_position - first_key);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float highest = -kInfinity;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t key = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
+      const int key = i / 2 * 8 + lane % 4 * 2 + i % 2;
       float& score = scores[i / 2][half * 2 + i % 2];
-      if (p.soft_cap > 0.0f) score = p.soft_cap * tanhf(score / p.soft_cap);
-      if (key < item.first_key || key > item.last_position) score = -kInfinity;
+      if (key < first_seen || key > last_seen) score = -kInfinity;
       highest = fmaxf(highest, score);
     }
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
@@ -143,9 +181,7 @@ __device__ __forceinline__ void store_state(const AttentionParams& p, Shared<kDi
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       const MergeScales scales = merge(max, sum, shared.max[w][row], shared.sum[w][row]);
-      const float4 part = *reinterpret_cast<const float4*>(shared.tiles[w].out(row) + d);
-      out = make_float4(merged(scales, out.x, part.x), merged(scales, out.y, part.y), merged(scales, out.z, part.z),
-                        merged(scales, out.w, part.w));
+      out = merged(scales, out, *reinterpret_cast<const float4*>(shared.tiles[w].out(row) + d));
     }
     float* state = state_of(p, partitions, token, kv_head * p.group + row, partition);
     *reinterpret_cast<float4*>(state + d) = out;
@@ -157,72 +193,74 @@ __device__ __forceinline__ void store_state(const AttentionParams& p, Shared<kDi
 template <int kDim>
 __device__ __forceinline__ int find_keys(const AttentionParams& p, Shared<kDim>& shared, const Item& item,
                                          int64_t kv_head, int64_t first_key) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  int maker = -1;
-  if (lane < kWarpKeys) {
-    const unsigned key = static_cast<unsigned>(first_key + lane), size = static_cast<unsigned>(p.block_size);
-    int64_t row = -1;
-    if (key >= item.first_key && key <= item.last_position) {
-      const int64_t block = block_at(p, item.request, key);
-      const int slot = static_cast<int>(block * size + key % size);
-      for (int t = 0; t < p.num_tokens; ++t) maker = shared.slots[t] == slot ? t : maker;
-      if (maker < 0) row = kv_index(p, block, 0, kv_head, key % size);
-    }
-    shared.key_rows[warp][lane] = row;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tokens = static_cast<int>(p.num_tokens);
+  const unsigned key = static_cast<unsigned>(first_key + lane), size = static_cast<unsigned>(p.block_size);
+  int slot = -1, maker = -1;
+  int64_t row = -1;
+  if (lane < kWarpKeys && key >= item.first_key && key <= item.last_position) {
+    const int64_t block = block_at(p, item.request, key);
+    slot = static_cast<int>(block * size + key % size);
+    row = kv_index(p, block, 0, kv_head, key % size);
   }
+  const unsigned lowest = __reduce_min_sync(~0u, static_cast<unsigned>(slot)), highest = __reduce_max_sync(~0u, slot);
+#pragma unroll 1
+  for (int first = 0; first < tokens; first += 32) {
+    const int written = first + lane < tokens ? p.slot_mapping[first + lane] : -1;
+    const bool may_match = written >= 0 && static_cast<unsigned>(written) - lowest <= highest - lowest;
+    for (unsigned left = __ballot_sync(~0u, may_match); left != 0; left &= left - 1) {
+      const int from = __ffs(static_cast<int>(left)) - 1, other = __shfl_sync(~0u, written, from);
+      if (slot == other) maker = first + from;
+    }
+  }
+  if (lane < kWarpKeys) shared.key_rows[warp][lane] = maker < 0 ? row : -1;
   __syncwarp();
   return maker;
 }
 
-// Keys and values of this step among the warp's, as they are rounded on their way into the cache. The block whose token
-// they belong to writes them there.
+// Keys and values of this step among the warp's, as they are rounded on their way into the cache. Where the block's
+// token is among those of the warp, own_key and own_value is where it goes in the cache, or null.
 template <class S, int kDim>
 __device__ __forceinline__ void make_keys(const AttentionParams& p, Shared<kDim>& shared, const Item& item,
-                                          int64_t kv_head, int64_t first_key, int maker) {
+                                          int64_t kv_head, int own, int maker, S* own_key) {
   using T = Factor<S>;
   const int warp = threadIdx.x >> 5;
-  const int64_t token = item.first_token;
-  const auto make = [&](int64_t from, int is_value, const auto& store) {
-    prepare_head<(kDim + 31) / 32>(p, from, p.num_heads + is_value * p.num_kv_heads + kv_head, shared.staged[warp],
-                                   store);
-  };
-  for (unsigned made = __ballot_sync(~0u, maker >= 0); made != 0; made &= made - 1) {
+  const int64_t token = item.first_token, head = p.num_heads + kv_head, second = head + p.num_kv_heads;
+  const bool writes_apart = own_key != nullptr && __shfl_sync(~0u, maker, own) != token;  // not where it looks for it
+  S* own_value = own_key != nullptr ? own_key + p.num_kv_heads * p.block_size * p.head_dim : nullptr;
+  WarpTile<kDim>& tile = shared.tiles[warp];
+  unsigned made = __ballot_sync(~0u, maker >= 0) | (writes_apart ? 1u << kWarpKeys : 0u);
+  for (; made != 0; made &= made - 1) {
     const int key = __ffs(static_cast<int>(made)) - 1;
-    const int64_t from = __shfl_sync(~0u, maker, key);
-    for (int is_value = 0; is_value < 2; ++is_value) {
-      uint8_t* target = is_value != 0 ? shared.tiles[warp].values : shared.tiles[warp].keys;
-      S* slot = from == token ? slot_of<S>(p, token, is_value, kv_head) : nullptr;
-      make(from, is_value, [&](int i, float value) {
-        const S rounded = from_float<S>(value);
-        *reinterpret_cast<T*>(target + place<kDim>(key, i & ~7) + (i & 7) * 2) = from_float<T>(to_float(rounded));
-        if (slot != nullptr) slot[i] = rounded;
-      });
-    }
-  }
-  const int own = static_cast<int>(item.last_position - first_key);
-  if (own >= 0 && own < kWarpKeys && __shfl_sync(~0u, maker, own) != token) {  // its slot is not where it looks for it
-    for (int is_value = 0; is_value < 2; ++is_value) {
-      S* slot = slot_of<S>(p, token, is_value, kv_head);
-      if (slot != nullptr) make(token, is_value, [&](int i, float value) { slot[i] = from_float<S>(value); });
-    }
+    const int64_t from = key < kWarpKeys ? __shfl_sync(~0u, maker, key) : token;
+    const bool writes = from == token && own_key != nullptr;
+    prepare_heads<kDim>(p, from, head, second, shared.staged[warp], [&](int is_value, int i, float value) {
+      const S rounded = from_float<S>(value);
+      uint8_t* row = is_value != 0 ? tile.values : tile.keys;
+      T* target = reinterpret_cast<T*>(row + place<kDim>(key, i & ~7)) + (i & 7);
+      if (key < kWarpKeys) *target = from_float<T>(to_float(rounded));
+      if (writes) (is_value != 0 ? own_value : own_key)[i] = rounded;
+    });
   }
 }
 
 template <class S, int kDim>
-__global__ void __launch_bounds__(kThreads) attend_decode_kernel(ErrorSink sink, AttentionParams p, int partitions) {
+__global__ void __launch_bounds__(kThreads, kBlocks<S, kDim>)
+    attend_decode_kernel(ErrorSink sink, AttentionParams p, int partitions) {
   using T = Factor<S>;
   extern __shared__ __align__(128) uint8_t memory[];
   Shared<kDim>& shared = *reinterpret_cast<Shared<kDim>*>(memory);
+  p.head_dim = kDim;  // a constant now
   const int64_t token = blockIdx.x, kv_head = blockIdx.y, partition = blockIdx.z;
-  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-  if (kv_head == 0 && partition == 0) check_step(sink, p, token);
-  const Item item = item_of(p, 1);
-  const int64_t first = item.first_key / kPartitionKeys, last = item.last_position / kPartitionKeys;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const Item item = item_at(p, request_by_warp(p, token), token, 1);
+  if (kv_head == 0 && partition == 0) check_step(sink, p, token, item.request);
+  const int first = static_cast<int>(item.first_key / kPartitionKeys);
+  const int last = static_cast<int>(item.last_position / kPartitionKeys);
   if (partition < first || partition > last) return;
-  for (int i = thread; i < p.num_tokens; i += kThreads) shared.slots[i] = p.slot_mapping[i];
-  __syncthreads();
 
   const int64_t first_key = partition * kPartitionKeys + warp * kWarpKeys;
+  const int own = static_cast<int>(item.last_position % kWarpKeys);  // the token's key, of the owner's
+  const int owner = partition == last ? static_cast<int>(item.last_position % kPartitionKeys) / kWarpKeys : kWarps;
   const int maker = find_keys(p, shared, item, kv_head, first_key);
   const S* keys = static_cast<const S*>(p.kv_cache);
   const S* values = keys + p.num_kv_heads * p.block_size * p.head_dim;
@@ -230,23 +268,24 @@ __global__ void __launch_bounds__(kThreads) attend_decode_kernel(ErrorSink sink,
   RowsInFlight<S, kDim, kWarpKeys, 32> keys_in_flight, values_in_flight;
   keys_in_flight.begin(keys, shared.key_rows[warp], tile.keys, lane);
   values_in_flight.begin(values, shared.key_rows[warp], tile.values, lane);
+  S* own_key = warp == owner ? slot_of<S>(p, token, 0, kv_head) : nullptr;
   wait_for_previous();
 
-  for (int r = warp; r < kRows; r += kWarps) make_query<T, kDim>(p, shared, token, kv_head, r);
+  make_queries<T>(p, shared, token, kv_head, owner);
   keys_in_flight.end(tile.keys, lane);
   values_in_flight.end(tile.values, lane);
   __syncwarp();
-  make_keys<S>(p, shared, item, kv_head, first_key, maker);
+  make_keys<S>(p, shared, item, kv_head, own, maker, own_key);
   __syncthreads();
 
   float scores[2][4] = {};
   uint32_t high[4], low[4];
-  add_scores<T>(scores, shared);
-  weigh<T>(p, shared, item, first_key, scores, high, low);
+  make_scores<T>(p, shared, scores);
+  weigh<T>(shared, item, first_key, scores, high, low);
   weighted_values<T>(shared, static_cast<int>(p.group), high, low);
   __syncthreads();
   store_state(p, shared, token, kv_head, partition, partitions);
-  if (is_last_block(p, token, static_cast<int>(last - first), shared.is_last)) {
+  if (is_last_block(p, token, last - first, shared.is_last)) {
     merge_partitions(p, token, kv_head * p.group, static_cast<int>(p.group), first, last, partitions);
   }
 }

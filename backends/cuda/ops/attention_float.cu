@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Shared<kKeys, kRows> shared;
   Block<T, kKeys, kSlots, kRows, true> block(p, shared, memory);
   if (threadIdx.x == 0) shared.item = item_of(p, 1);
-  if (blockIdx.y == 0 && blockIdx.z == 0) check_step(sink, p, blockIdx.x);
+  if (blockIdx.y == 0 && blockIdx.z == 0) check_step(sink, p, blockIdx.x, request_of(p, blockIdx.x));
   for (int i = threadIdx.x; i < p.num_tokens; i += kThreads) shared.slots[i] = p.slot_mapping[i];
   __syncthreads();
   block.set_item(heads_per_item);
