@@ -52,14 +52,15 @@ def _build(args: argparse.Namespace) -> int:
 
 def _rebuild(args: argparse.Namespace) -> int:
     with _work_folder(args) as work:
-        rebuild(args.archive, _options(args, Path(work)), args.evidence)
-    print(f"{args.archive.name}: the second build is byte-identical")
+        result = rebuild(args.archive, _options(args, Path(work)), args.evidence, cached_cuda=args.cached_cuda)
+    print(f"{args.archive.name}: the second build is byte-identical{f'; {result.reason}' if result.reason else ''}")
     return 0
 
 
 def _all(args: argparse.Namespace) -> int:
     with _work_folder(args) as work:
-        manifest = release_all(args.artifact_id, _options(args, Path(work)), args.evidence, args.model)
+        options = _options(args, Path(work))
+        manifest = release_all(args.artifact_id, options, args.evidence, args.model, cached_cuda=args.cached_cuda)
     print(f"{manifest['archive']['name']}: {manifest['channel']['name']}, {manifest['archive']['sha256']}")
     return 0
 
@@ -69,18 +70,14 @@ def _verify(args: argparse.Namespace) -> int:
     manifest = verify(args.archive, options)
     for name, entry in manifest["evidence"].items():
         print(f"{name:30} {entry['state']}{'' if entry['value'] else ': ' + entry['reason']}")
-    for tier in manifest["cpu_tiers"]:
-        states = ", ".join(f"{name.partition('_')[0]} {entry['state']}" for name, entry in tier["evidence"].items())
-        print(f"tier {tier['name']:25} {states}")
+    parts = [*manifest["cpu_tiers"], *manifest["sms"]]
+    for part in parts:
+        states = ", ".join(f"{name.partition('_')[0]} {entry['state']}" for name, entry in part["evidence"].items())
+        print(f"{'tier' if part in manifest['cpu_tiers'] else 'SM  '} {part['name']:25} {states}")
     channel = manifest["channel"]
     print(f"channel: {channel['name']}")
     failed = [entry["reason"] for entry in manifest["evidence"].values() if entry["state"] == "failed"]
-    failed += [
-        entry["reason"]
-        for tier in manifest["cpu_tiers"]
-        for entry in tier["evidence"].values()
-        if entry["state"] == "failed"
-    ]
+    failed += [entry["reason"] for part in parts for entry in part["evidence"].values() if entry["state"] == "failed"]
     for reason in failed:
         print(f"failed: {reason}", file=sys.stderr)
     order = ("blocked", "preview", "stable")
@@ -136,7 +133,13 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, work: Path) -> BuildOptions:
     return BuildOptions(
-        args.recipe, args.out.absolute(), work, args.wheel and args.wheel.absolute(), args.python, args.key
+        args.recipe,
+        args.out.absolute(),
+        work,
+        args.wheel and args.wheel.absolute(),
+        args.python,
+        args.key,
+        getattr(args, "fresh_cuda", False),
     )
 
 
@@ -177,8 +180,19 @@ def _add_building(commands: _Commands) -> None:
     command.set_defaults(run=_root)
     command = commands.add_parser("build", parents=[building], help="build one archive")
     command.add_argument("artifact_id")
+    command.add_argument(
+        "--fresh-cuda", action="store_true", help="compile the CUDA library now, whatever the cache holds"
+    )
     command.set_defaults(run=_build)
-    command = commands.add_parser("all", parents=[building], help="build twice, verify, sign and index one archive")
+    twice = argparse.ArgumentParser(add_help=False)
+    twice.add_argument(
+        "--cached-cuda",
+        action="store_true",
+        help="take the CUDA library of the second build from the cache; the rebuild then counts as not done",
+    )
+    command = commands.add_parser(
+        "all", parents=[building, twice], help="build twice, verify, sign and index one archive"
+    )
     command.add_argument("artifact_id")
     command.add_argument(
         "--evidence", type=Path, required=True, help="folder for reports and the public key, release.pub"
@@ -190,7 +204,7 @@ def _add_building(commands: _Commands) -> None:
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--evidence", type=Path, required=True)
     command.set_defaults(run=_cross)
-    command = commands.add_parser("rebuild", parents=[building], help="build again elsewhere and compare")
+    command = commands.add_parser("rebuild", parents=[building, twice], help="build again elsewhere and compare")
     command.add_argument("archive", type=Path)
     command.add_argument("--evidence", type=Path, required=True, help="folder for the result")
     command.set_defaults(run=_rebuild)

@@ -24,8 +24,8 @@ HOST_LIBRARIES = {
     "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1",
     "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
 }  # fmt: skip
-# Drivers belong to the machine; readline is under GPL-3.
-REFUSED_LIBRARIES = re.compile(r"lib(cuda|nvidia|vulkan|amdhip|hsa|readline|tinfo|avcodec|avformat)\b")
+# Drivers belong to the machine, the CUDA runtime is linked statically; readline is under GPL-3.
+REFUSED_LIBRARIES = re.compile(r"lib(cuda|cudart|nvidia|vulkan|amdhip|hsa|readline|tinfo|avcodec|avformat)\b")
 _REFUSED_NAMES = re.compile(
     r"(?i)\.(o|a|c|cc|cpp|cu|h|hpp|inc|pyx|py|gguf|safetensors|onnx|bin|pem|key|p12|env|npmrc|netrc|pypirc)$"
     r"|(^|/)(tokenizer\.json|tokenizer\.model|id_rsa|id_ed25519|\.env|\.git|credentials)"
@@ -73,16 +73,23 @@ def describe_target(tree: Path) -> TargetFacts:
 
 
 def allowed_paths(artifact_id: str, recipe: str, version: str) -> set[str]:
-    """The exact paths that the archive may and must hold. A line is PATH, or PATH <tab> RECIPE for one recipe alone."""
-    file = ALLOWLISTS / f"{artifact_id}.txt"
+    """The exact paths that the archive may and must hold.
+
+    A line is PATH, PATH <tab> RECIPE for one recipe alone, or `include FILE` for the lines of another list.
+    """
+    return {path.replace("{version}", version) for path in _listed_paths(f"{artifact_id}.txt", recipe)}
+
+
+def _listed_paths(name: str, recipe: str) -> Iterator[str]:
+    file = ALLOWLISTS / name
     if not file.is_file():
-        raise GateError(f"there is no allowlist {file.name}")
-    out = set()
+        raise GateError(f"there is no allowlist {name}")
     for line in file.read_text(encoding="utf-8").splitlines():
         path, _, only = line.partition("\t")
-        if path and not path.startswith("#") and only in ("", recipe):
-            out.add(path.replace("{version}", version))
-    return out
+        if path.startswith("include "):
+            yield from _listed_paths(path.removeprefix("include "), recipe)
+        elif path and not path.startswith("#") and only in ("", recipe):
+            yield path
 
 
 def content_problems(tree: Path, manifest: Mapping[str, Any], allowed: set[str]) -> list[str]:

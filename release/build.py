@@ -17,9 +17,11 @@ from .architectures import architecture_of
 from .archive import sha256_file, tree_files, write_archive
 from .audit import describe_target
 from .channel import compute_channel
+from .cubins import CUDA_LIBRARY, declared_architectures, read_device_code, sm_facts
+from .cuda import cuda_library, cuobjdump
 from .environment import BACK_ENDS, DEFAULT_PYTHON, PINS, Environment, make_environment
 from .errors import BuildError
-from .evidence import GATES, TIER_GATES, collect
+from .evidence import GATES, SM_GATES, TIER_GATES, collect
 from .manifest import MANIFEST_NAME, SCHEMA_NAME, check_manifest, to_bytes
 from .matrix import Tuple, load_matrix
 from .names import PROJECT, archive_name
@@ -40,6 +42,7 @@ class BuildOptions:
     wheel: Path | None = None  # trivet's wheel; None = build it from a copy of the tree
     base_python: Path = DEFAULT_PYTHON
     key: Path | None = None  # PEM file of an Ed25519 key that signs the provenance
+    fresh_cuda: bool = False  # compile the CUDA library in `work`, whatever the cache holds
 
 
 def build(artifact_id: str, options: BuildOptions) -> Path:
@@ -64,6 +67,7 @@ def build(artifact_id: str, options: BuildOptions) -> Path:
         base_python=options.base_python,
         epoch=source.epoch,
         system=system_for(entry.arch),
+        cuda=cuda_library(options.work, fresh=options.fresh_cuda) if entry.backend == "cuda" else None,
     )
     frozen = freeze(environment, options.work, source.epoch)
     toolchain = _toolchain(environment)
@@ -86,7 +90,7 @@ def _build_in_root(artifact_id: str, options: BuildOptions) -> Path:
     """Have the root build it; the key stays outside, so the signing happens here."""
     if options.wheel is not None or options.base_python != DEFAULT_PYTHON:
         raise BuildError("the release recipe compiles its own Python and wheel; --python and --wheel are for quick")
-    built = root.build_inside(artifact_id, options.work)
+    built = root.build_inside(artifact_id, options.work, ["--fresh-cuda"] if options.fresh_cuda else [])
     name = archive_name(read_source().version, artifact_id, load_matrix().find(artifact_id).archive_format)
     for file in (str(name), *name.companions):
         shutil.move(built / file, options.out / file)
@@ -99,6 +103,8 @@ def _build_in_root(artifact_id: str, options: BuildOptions) -> Path:
 def _check_host(entry: Tuple, options: BuildOptions) -> None:
     if options.recipe not in RECIPES:
         raise BuildError(f"recipe {options.recipe!r}; the recipes are {', '.join(RECIPES)}")
+    if entry.backend == "cuda" and options.wheel is not None:
+        raise BuildError(f"--wheel is for CPU archives; {entry.artifact_id} holds a CUDA library of known inputs")
     host = (platform.system().lower(), platform.machine())
     if host == (entry.os, entry.arch):
         return
@@ -141,6 +147,8 @@ def _toolchain(environment: Environment) -> dict[str, str]:
     }
     if system.is_foreign:
         tools["emulator of python and strip"] = run([system.architecture.qemu, "--version"]).splitlines()[0]
+    if environment.cuda is not None:
+        tools |= environment.cuda.toolchain
     if (facts := root.inside()) is not None:
         tools |= {"root": f"{facts['suite']} {facts['recipe_sha256']}"}
         tools |= {f"compiled {name}": version for name, version in facts["compiled"].items()}
@@ -171,13 +179,21 @@ def embedded_manifest(
         },
         "driver": list(entry.external),
         "cpu_tiers": [tier | {"evidence": collect(TIER_GATES, [])} for tier in tier_facts(entry.arch, entry.cpu_tiers)],
-        "sms": [],
+        "sms": _sm_section(tree, entry),
         "evidence": collect(GATES, []),
         "limits": list(entry.limits),
         "files": files,
     }
     manifest["channel"] = compute_channel(manifest, entry)
     return manifest
+
+
+def _sm_section(tree: Path, entry: Tuple) -> list[dict[str, Any]]:
+    """What the CUDA library holds for each SM, read from it; nothing of a bundle without one."""
+    if entry.backend != "cuda":
+        return []
+    facts = sm_facts(entry.sms, read_device_code(tree / CUDA_LIBRARY, cuobjdump()), declared_architectures())
+    return [fact | {"evidence": collect(SM_GATES, [])} for fact in facts]
 
 
 def _build_section(
@@ -189,7 +205,7 @@ def _build_section(
         "recipe": recipe,
         "command": f"python -m release build {entry.artifact_id} --recipe {recipe}",
         "toolchain": dict(toolchain),
-        "options": [*BACK_ENDS, *how],
+        "options": [*BACK_ENDS[entry.backend], *how],
         "dependencies": packages,
         "inputs_sha256": _inputs_digest(packages, toolchain, tree),
     }

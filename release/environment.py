@@ -10,10 +10,11 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .audit import REFUSED_LIBRARIES
+from .cuda import CudaLibrary
 from .errors import BuildError
 from .process import run
 from .root import cache_folder, inside
@@ -23,8 +24,8 @@ from .system import PYTHON, System
 PINS = ROOT / "packaging" / "pyinstaller"
 # The system's Python: one from pyenv leaves its RUNPATH in every extension module.
 DEFAULT_PYTHON = Path("/usr/bin/python3")
-# Back ends of a CPU bundle; what a machine happens to have installed decides nothing.
-BACK_ENDS = ("TRIVET_CUDA=OFF",)
+# CMake settings of each tuple's back end; what a machine happens to have installed decides nothing.
+BACK_ENDS: Mapping[str, tuple[str, ...]] = {"cpu": ("TRIVET_CUDA=OFF",), "cuda": ("TRIVET_CUDA=ON",)}
 _BUILD_CONSTRAINTS = PINS / "build-constraints.txt"
 _BOOTLOADER = {"PYINSTALLER_COMPILE_BOOTLOADER": "1", "PYINSTALLER_BOOTLOADER_WAF_ARGS": "--static-zlib"}
 # One path for every CPU and one with AVX2: the kernels are not numpy's, and each further path costs minutes and size.
@@ -41,12 +42,20 @@ class Environment:
     distributions: Mapping[str, str]  # name -> version of all that is installed
     cpu_baseline: str  # least CPU that every part runs on
     cpu_baseline_reason: str
+    cuda: CudaLibrary | None = None  # what the wheel of trivet holds beside the CPU library
 
 
 def make_environment(
-    work: Path, *, recipe: str, wheel: Path | None, base_python: Path, epoch: int, system: System
+    work: Path,
+    *,
+    recipe: str,
+    wheel: Path | None,
+    base_python: Path,
+    epoch: int,
+    system: System,
+    cuda: CudaLibrary | None = None,
 ) -> Environment:
-    """Create it as work/venv. `wheel` None = build trivet's wheel from a copy of the tree."""
+    """Create it as work/venv. `wheel` None = build trivet's wheel from a copy of the tree, with the CUDA library."""
     python = work / "venv" / "bin" / "python"
     base = PYTHON if system.is_foreign else base_python
     system.run([base, "-m", "venv", "--without-pip", work / "venv"], [work])
@@ -60,8 +69,8 @@ def make_environment(
         options = [f'--config-settings="setup-args={option}"' for option in _NUMPY_OPTIONS]
         run([*install, "--force-reinstall", _compiled(pip, "numpy", options, environment)])
         _forget_build_path(python)
-    run([*install, wheel if wheel is not None else _trivet_wheel(work, pip, environment, system)])
-    return _describe(work, python, recipe, system)
+    run([*install, wheel if wheel is not None else _trivet_wheel(work, pip, environment, system, cuda)])
+    return replace(_describe(work, python, recipe, system), cuda=cuda)
 
 
 def _pip(system: System, python: Path) -> tuple[list[str | Path], list[str | Path]]:
@@ -166,10 +175,17 @@ def refuse_drivers(tree: Path) -> None:
         raise BuildError(f"never bundled, yet in the tree that is built: {', '.join(found)}")
 
 
-def _trivet_wheel(work: Path, pip: list[str | Path], environment: Mapping[str, str], system: System) -> Path:
+def _trivet_wheel(
+    work: Path,
+    pip: list[str | Path],
+    environment: Mapping[str, str],
+    system: System,
+    cuda: CudaLibrary | None = None,
+) -> Path:
     copy_source(work / "source")
     refuse_drivers(work / "source")
-    settings = [f"cmake.define.{setting}" for setting in BACK_ENDS]
+    back_ends = BACK_ENDS["cpu"] if cuda is None else (*BACK_ENDS["cuda"], f"TRIVET_CUDA_LIBRARY={cuda.path}")
+    settings = [f"cmake.define.{setting}" for setting in back_ends]
     if system.is_foreign:
         toolchain = work / "source" / "cmake" / f"{system.architecture.triplet}.cmake"
         settings += [

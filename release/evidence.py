@@ -11,8 +11,8 @@ from typing import Any
 # Evidence -> the gates that must all have passed on the very archive.
 GATES: Mapping[str, tuple[str, ...]] = {
     "build_verified": ("build",),
-    "archive_smoke_verified": ("archive", "contents", "help", "version", "server"),
-    "dependency_audit_verified": ("elf", "paths", "supply-chain"),
+    "archive_smoke_verified": ("archive", "contents", "help", "version", "server", "gpu-absent"),
+    "dependency_audit_verified": ("elf", "paths", "supply-chain", "device-code"),
     "runtime_verified": ("completion", "confinement"),
     "correctness_verified": ("greedy-tokens",),
     "performance_verified": ("competitor",),

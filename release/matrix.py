@@ -13,6 +13,7 @@ from .names import INDEX_FILES, ArchiveName, archive_name
 MATRIX_FILE = Path(__file__).with_name("release-matrix.json")
 STATES = ("buildable", "pending", "blocked")
 CHANNELS = ("stable", "preview", "blocked")
+MAX_ARCHIVE_BYTES = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,14 @@ class Tuple:
     sms: tuple[str, ...]  # CUDA architectures, likewise
     external: tuple[str, ...]  # what the machine must bring and the archive must never hold
     limits: tuple[str, ...]  # sentences for the index and the manifest
+    size_reason: str = ""  # why its archive may be larger than MAX_ARCHIVE_BYTES; empty = it may not
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     tuples: tuple[Tuple, ...]
     sms: tuple[str, ...]  # all CUDA architectures of a fat artifact
-    aot_sms: tuple[str, ...]  # those with ahead-of-time kernels; the others take the portable ones
+    aot_sms: tuple[str, ...]  # those with kernels that were written for them; the others take the portable ones
 
     def find(self, artifact_id: str) -> Tuple:
         """The tuple; MatrixError lists the known ones."""
@@ -55,6 +57,13 @@ class Matrix:
         if entry.state != "buildable":
             raise MatrixError(f"{artifact_id} cannot be {action}: it is {entry.state}: {entry.reason}")
         return entry
+
+
+def size_problems(entry: Tuple, num_bytes: int) -> list[str]:
+    """Whether an archive of the tuple may be that large."""
+    if num_bytes <= MAX_ARCHIVE_BYTES or entry.size_reason:
+        return []
+    return [f"{num_bytes / 1e6:.1f} MB, without a size_reason at most {MAX_ARCHIVE_BYTES / 1e6:g} MB"]
 
 
 def asset_names(matrix: Matrix, version: str, asset_sets: tuple[str, ...]) -> list[str]:

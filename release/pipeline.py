@@ -19,7 +19,9 @@ from .verify import VerifyOptions, attest, verify
 T = TypeVar("T")
 
 
-def release_all(artifact_id: str, options: BuildOptions, evidence: Path, model: Path | None) -> dict[str, Any]:
+def release_all(
+    artifact_id: str, options: BuildOptions, evidence: Path, model: Path | None, *, cached_cuda: bool = False
+) -> dict[str, Any]:
     """The manifest with evidence; ReleaseError at the first step that fails. No `options.key` = a key made for this."""
     refuse_in_tree(evidence)
     evidence.mkdir(parents=True, exist_ok=True)
@@ -29,7 +31,7 @@ def release_all(artifact_id: str, options: BuildOptions, evidence: Path, model: 
     first, second = options.work / "first", options.work / "second"
     archive = _timed("build", lambda: build(artifact_id, replace(options, work=first, key=key)))
     again = replace(options, work=second, out=options.work / "again", key=None)
-    _timed("build again", lambda: rebuild(archive, again, evidence))
+    _timed("build again", lambda: rebuild(archive, again, evidence, cached_cuda=cached_cuda))
     manifest = _timed("verify", lambda: verify(archive, VerifyOptions(evidence, model, public)))
     failed = [
         f"{name}: {entry['reason']}" for name, entry in manifest["evidence"].items() if entry["state"] == "failed"

@@ -110,8 +110,8 @@ def ensure_root() -> Path:
     return root
 
 
-def build_inside(artifact_id: str, work: Path) -> Path:
-    """Run `release build` on a copy of the tree in the root; the folder below `work` that it filled.
+def build_inside(artifact_id: str, work: Path, options: Sequence[str] = ()) -> Path:
+    """Run `release build`, with more `options`, on a copy of the tree in the root; the folder below `work` it filled.
 
     The copy lies in a folder of the same name as `work`, so two builds run in different places inside, too.
     """
@@ -121,7 +121,7 @@ def build_inside(artifact_id: str, work: Path) -> Path:
     headers = run([sys.executable, ROOT / "cmake" / "ort_headers.py"]).strip()
     settings = {name: value for name in _NETWORK_SETTINGS if (value := os.environ.get(name))}
     settings |= {"TRIVET_RELEASE_CACHE": "/cache", "ORT_INCLUDE_DIR": "/headers", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [str(PYTHON), "-m", "release", "build", artifact_id, "--recipe", "release"]
+    command = [str(PYTHON), "-m", "release", "build", artifact_id, "--recipe", "release", *options]
     enter(
         root,
         [*command, "--out", f"{folder}/out", "--work", folder],

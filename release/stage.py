@@ -101,6 +101,7 @@ def owners_of(environment: Environment) -> Owners:
         distro,
         system=environment.system.root,
         compiled=facts.get("compiled", {}),
+        linked=environment.cuda.packages if environment.cuda is not None else None,
     )
 
 

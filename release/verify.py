@@ -14,9 +14,10 @@ from .archive import check_checksum, extract
 from .audit import allowed_paths, content_problems, elf_problems, path_problems
 from .channel import compute_channel
 from .errors import GateError, ReleaseError, SignatureError
-from .evidence import GATES, TIER_GATES, GateResult, collect
+from .evidence import GATES, SM_GATES, TIER_GATES, GateResult, collect
+from .gpu import device_code_problems, gpu_absent_result, sm_results
 from .manifest import MANIFEST_NAME, check_manifest, manifest_problems, to_bytes
-from .matrix import Tuple, load_matrix
+from .matrix import Tuple, load_matrix, size_problems
 from .names import parse_archive_name
 from .papers import paper_problems, version_file
 from .runs import Runner
@@ -45,7 +46,9 @@ def verify(archive: Path, options: VerifyOptions) -> dict[str, Any]:
     entry = load_matrix().require_buildable(name.artifact_id, "verified")
     options.evidence.mkdir(parents=True, exist_ok=True)
     digest = check_checksum(archive)
-    results = [GateResult("archive", "passed", "release verify", archive_sha256=digest)]
+    too_large = "; ".join(size_problems(entry, archive.stat().st_size))
+    state = "failed" if too_large else "passed"
+    results = [GateResult("archive", state, "release verify", too_large, archive_sha256=digest)]
     with tempfile.TemporaryDirectory(prefix="trivet-verify-") as folder:
         tree = extract(archive, _fresh(Path(folder), "tree with spaces é"))
         manifest = json.loads((tree / MANIFEST_NAME).read_text(encoding="utf-8"))
@@ -54,7 +57,8 @@ def verify(archive: Path, options: VerifyOptions) -> dict[str, Any]:
         results += session.static_results()
         # What failed to be what it says is not started.
         if all(result.state != "failed" for result in results):
-            results += Runner(tree, manifest, digest, _fresh(Path(folder), "run")).results(options.model)
+            runner = Runner(tree, manifest, digest, _fresh(Path(folder), "run"))
+            results += [*runner.results(options.model), gpu_absent_result(runner, entry, options.model)]
     results += _recorded(options.evidence, digest)
     return _write(manifest, entry, archive, digest, results, options.evidence)
 
@@ -82,10 +86,12 @@ class _Session:
             "elf": lambda: elf_problems(tree, manifest),
             "paths": lambda: path_problems(tree, self.options.forbidden),
             "supply-chain": lambda: paper_problems(tree, manifest),
+            "device-code": lambda: device_code_problems(tree, manifest, self.entry),
             "build": self.build_problems,
             "tag": self.tag_problems,
         }
-        return [self._result(gate, judge) for gate, judge in gates.items()]
+        found = [self._result(gate, judge) for gate, judge in gates.items()]
+        return found + sm_results(tree, self.entry, self.digest)
 
     def _result(self, gate: str, judge: Callable[[], list[str]]) -> GateResult:
         try:
@@ -156,11 +162,13 @@ def _write(
         seen = next((result.details for result in about if result.gate == "tier-run"), {})
         tier["detected"], tier["selected"] = seen.get("detected"), seen.get("selected")
         tier["evidence"] = collect(TIER_GATES, results, tier["name"])
+    sms = [sm | {"evidence": collect(SM_GATES, results, sm["name"])} for sm in manifest["sms"]]
     with_evidence = {
         **manifest,
         "archive": {"name": archive.name, "sha256": digest, "size": archive.stat().st_size},
         "evidence": collect(GATES, results),
         "cpu_tiers": tiers,
+        "sms": sms,
     }
     with_evidence["channel"] = compute_channel(with_evidence, entry)
     if found := manifest_problems(with_evidence, load_matrix()):

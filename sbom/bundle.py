@@ -31,7 +31,7 @@ class BundleError(Exception):
 class Component:
     name: str
     version: str
-    kind: str  # "python", "interpreter", "debian", "compiled", "bootloader", "vendored" or "own"
+    kind: str  # "python", "interpreter", "debian", "compiled", "bootloader", "vendored", "linked" or "own"
     purl: str
     license: str  # SPDX expression
     texts: list[tuple[str, str]] = field(default_factory=list)  # (name, licence text)
@@ -54,6 +54,7 @@ class Owners:
         *,
         system: Path = Path("/"),
         compiled: Mapping[str, str] | None = None,
+        linked: Path | None = None,
     ) -> None:
         self.table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
         self.site_packages = site_packages
@@ -64,6 +65,7 @@ class Owners:
         self._dpkg_query = ["dpkg-query", f"--admindir={self._path('/var/lib/dpkg')}"]
         # Debian source packages that the root compiled below base_prefix -> version.
         self.compiled = dict(compiled or {})
+        self.linked = linked  # folder of the packages whose code is inside libraries of ours
         self.components: dict[str, Component] = {}
         self._records: dict[str, importlib.metadata.Distribution] = {}
         for distribution in importlib.metadata.distributions(path=[str(site_packages)]):
@@ -75,6 +77,9 @@ class Owners:
         for entry in self.table["vendored"]:
             if destination.startswith(entry["match"]):
                 return self._vendored(entry, source)
+        for entry in self.table["linked"]:
+            if destination.startswith(entry["match"]):
+                return self._linked(entry)
         real = self._real(source)
         if (distribution := self._records.get(real)) is not None:
             is_freezer = _normalised(distribution.name) == "pyinstaller"
@@ -137,11 +142,12 @@ class Owners:
         name = "python" + self.python_version.rpartition(".")[0]
         return os.path.basename(real).startswith(f"lib{name}") or f"/lib/{name}/" in real
 
-    def _named(self, name: str) -> importlib.metadata.Distribution:
-        for distribution in importlib.metadata.distributions(path=[str(self.site_packages)]):
+    def _named(self, name: str, folder: Path | None = None) -> importlib.metadata.Distribution:
+        folder = folder or self.site_packages
+        for distribution in importlib.metadata.distributions(path=[str(folder)]):
             if _normalised(distribution.name) == name:
                 return distribution
-        raise BundleError(f"{name} is not installed in {self.site_packages}")
+        raise BundleError(f"{name} is not installed in {folder}")
 
     def _distribution(self, found: importlib.metadata.Distribution) -> Component:
         name = _normalised(found.name)
@@ -165,7 +171,7 @@ class Owners:
             str(file) for file in found.files or [] if ".dist-info/" in str(file) and _TEXT_NAME.search(str(file))
         )
         return [
-            (name.partition("/")[2], (self.site_packages / name).read_text(encoding="utf-8", errors="replace"))
+            (name.partition("/")[2], Path(str(found.locate_file(name))).read_text(encoding="utf-8", errors="replace"))
             for name in names
         ]
 
@@ -178,6 +184,20 @@ class Owners:
             purl = f"pkg:generic/{name}?vendored_by={_normalised(host.name)}@{host.version}"
             texts = self._dist_info_texts(host)
             made = Component(name, f"in {host.name} {host.version}", "vendored", purl, entry["license"], texts)
+            self.components[name] = self._judged(made)
+        return self.components[name]
+
+    def _linked(self, entry: Mapping[str, str]) -> Component:
+        name = entry["name"]
+        if name not in self.components:
+            own, inside = self._named("trivet"), self._named(entry["package"], self.linked)
+            texts = [("LICENSE", (ROOT / "LICENSE").read_text(encoding="utf-8"))]
+            texts += [(f"{inside.name}: {path}", text) for path, text in self._dist_info_texts(inside)]
+            purl = f"pkg:pypi/trivet@{own.version}#{name}"
+            made = Component(name, own.version, "linked", purl, entry["license"], texts)
+            licence = str(inside.metadata["License-Expression"])
+            part = {"name": inside.name, "version": inside.version, "license": licence}
+            made.parts = [part | {"purl": f"pkg:pypi/{inside.name}@{inside.version}"}]
             self.components[name] = self._judged(made)
         return self.components[name]
 

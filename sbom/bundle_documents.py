@@ -75,7 +75,7 @@ def spdx(
     name: str, version: str, components: Iterable[Component], files: Iterable[Mapping[str, Any]], epoch: int
 ) -> str:
     """`files` as for cyclonedx, with a "sha1" each, which SPDX demands."""
-    files = [entry for entry in files if "link" not in entry]
+    files, components = [entry for entry in files if "link" not in entry], list(components)
     main = "SPDXRef-Package-bundle"
     packages: list[dict[str, Any]] = [_spdx_package(main, name, version, "Apache-2.0", None)]
     code = hashlib.sha1("".join(sorted(entry["sha1"] for entry in files)).encode()).hexdigest()
@@ -104,11 +104,22 @@ def spdx(
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
             "creators": [f"Tool: trivet-release-{version}"],
         },
+        "hasExtractedLicensingInfos": _licences_outside_of_spdx(components),
         "packages": packages,
         "files": listed,
         "relationships": relationships,
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _licences_outside_of_spdx(components: Iterable[Component]) -> list[dict[str, str]]:
+    """Each LicenseRef-... with its text, which is the last one of a component that is under it."""
+    found = {
+        name: component.texts[-1][1]
+        for component in components
+        for name in re.findall(r"LicenseRef-[\w.-]+", component.license)
+    }
+    return [{"licenseId": name, "name": name, "extractedText": text} for name, text in sorted(found.items())]
 
 
 def _spdx_file(entry: Mapping[str, Any]) -> dict[str, Any]:

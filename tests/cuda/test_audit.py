@@ -1,19 +1,20 @@
-"""The audit of the built library: it notices a missing SM, a source that is too wide, PTX, and a library too large."""
+"""The audit of the built library: it notices a missing SM, a source that is too wide, and PTX."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
+import site
 import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
+import made_up_bundle  # noqa: F401  (makes `release` importable)
 import pytest
 
-TOOL = Path(__file__).parents[1] / "tools" / "audit_cuda.py"
+from release import cubins
+
 KERNEL = """
 namespace { __global__ void twice(float* x) { x[threadIdx.x] *= 2; } }
 extern "C" void run(float* x) { twice<<<1, 32>>>(x); }
@@ -21,13 +22,12 @@ extern "C" void run(float* x) { twice<<<1, 32>>>(x); }
 DECLARED = {"architectures": ["80", "90a"], "sources": {"scale": "all", "fast": ["90a"]}}
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit_cuda", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def find_cuobjdump() -> str | None:
+    """On the PATH, or in the folder where the PyPI package puts it."""
+    if found := shutil.which("cuobjdump"):
+        return found
+    folders = (*site.getsitepackages(), site.getusersitepackages())
+    return next((str(path) for folder in folders for path in sorted(Path(folder).glob("nvidia/*/bin/cuobjdump"))), None)
 
 
 def gencode(sm: str) -> str:
@@ -81,27 +81,22 @@ GOOD = {"scale": [gencode("80"), gencode("90a")], "fast": [gencode("90a")]}
     ids=["as_declared", "missing_sm", "too_wide", "missing_source", "unknown_source", "ptx"],
 )
 def test_audit_of_a_library(
-    tool: ModuleType,
     build: Callable[[dict[str, list[str]]], Path],
     tmp_path: Path,
     sources: dict[str, list[str]],
     expected: list[str],
 ) -> None:
-    cuobjdump = tool.find_cuobjdump()
+    cuobjdump = find_cuobjdump()
     if cuobjdump is None:
         pytest.skip("cuobjdump is not installed (CUDA, or the package nvidia-cuda-cuobjdump)")
     declaration = tmp_path / "kernels.json"
     declaration.write_text(json.dumps(DECLARED))
-    assert tool.audit(build(sources), declaration, cuobjdump) == expected
+    code = cubins.read_device_code(build(sources), cuobjdump)
+    assert cubins.code_problems(code, cubins.declared_architectures(declaration)) == expected
 
 
-def test_size_is_limited(tool: ModuleType) -> None:
-    sms = {"scale": {"80"}}
-    assert tool.problems_of(sms, sms, "", 61_000_000, 60) == ["61.0 MB, expected at most 60 MB"]
-
-
-def test_declared_sources_are_the_sources_there_are(tool: ModuleType) -> None:
-    declared = tool.declared_architectures(tool.CUDA / "kernels.json")
-    assert declared.keys() == {path.stem for path in (tool.CUDA / "ops").glob("*.cu")}
+def test_declared_sources_are_the_sources_there_are() -> None:
+    declared = cubins.declared_architectures()
+    assert declared.keys() == {path.stem for path in (cubins.DECLARATION.parent / "ops").glob("*.cu")}
     features = {name: sms for name, sms in declared.items() if len(sms) != 10}
     assert features == {"matmul_wgmma": {"90a"}, "matmul_wgmma_blocks": {"90a"}}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from bundle import BundleError, Owners, collect, notices, refused_licences
+from bundle_documents import spdx
 from made_up_bundle import ROOT, make_tree
 
 FREEZER = ROOT / "packaging" / "pyinstaller"
@@ -225,6 +226,32 @@ def test_what_the_root_compiled_has_an_owner(site_packages: Path, tmp_path: Path
     assert ("copyright", "copyright of python3.11") in interpreter.texts
     with pytest.raises(BundleError, match="nobody owns libssl"):  # of a system whose Python was not compiled by us
         Owners(site_packages, prefix, "3.11.2", "debian-11").owner("libssl.so.3", str(prefix / "lib/libssl.so.3"))
+
+
+def test_a_library_with_code_of_a_package(site_packages: Path, tmp_path: Path) -> None:
+    """The CUDA runtime inside of libtrivet_cuda: named, with its licence and the text of that, also in SPDX."""
+    inside = tmp_path / "packages" / "nvidia_cuda_runtime-13.0.96.dist-info"
+    (inside / "licenses").mkdir(parents=True)
+    (inside / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: nvidia-cuda-runtime\nVersion: 13.0.96\n"
+        "License-Expression: LicenseRef-NVIDIA-Proprietary\n"
+    )
+    (inside / "licenses/License.txt").write_text("terms of NVIDIA")
+    (inside / "RECORD").write_text(f"{inside.name}/METADATA,,\n{inside.name}/licenses/License.txt,,\n")
+    name = "trivet/backends/cuda/libtrivet_cuda.so"
+    found = Owners(site_packages, Path("/usr"), "3.11.2", "debian-12", linked=inside.parent).owner(
+        name, f"/site/{name}"
+    )
+    assert (found.name, found.kind, found.version) == ("libtrivet-cuda", "linked", "1.0")
+    text = notices([found])
+    assert (
+        "Compiled in: nvidia-cuda-runtime 13.0.96 (LicenseRef-NVIDIA-Proprietary)" in text and "terms of NVIDIA" in text
+    )
+    document = json.loads(spdx("trivet", "1.0", [found], [], 0))
+    (licence,) = document["hasExtractedLicensingInfos"]
+    assert (licence["licenseId"], licence["extractedText"]) == ("LicenseRef-NVIDIA-Proprietary", "terms of NVIDIA")
+    with pytest.raises(BundleError, match="nvidia-cuda-runtime is not installed"):
+        owners(site_packages).owner(name, f"/site/{name}")
 
 
 def test_a_part_nobody_answers_for(site_packages: Path, tmp_path: Path) -> None:

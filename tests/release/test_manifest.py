@@ -236,6 +236,7 @@ def _cuda(manifest: Manifest, matrix: Matrix) -> Manifest:
     manifest |= {"artifact_id": "linux-x86_64-glibc-cuda", "driver": ["NVIDIA driver"]}
     manifest["archive"]["name"] = "trivet-1.2.3-linux-x86_64-glibc-cuda.tar.gz"
     manifest["target"]["backend"] = "cuda"
+    manifest["limits"] = list(matrix.find("linux-x86_64-glibc-cuda").limits)
     manifest["sms"] = [
         {
             "name": name,

@@ -9,6 +9,7 @@ from PyInstaller.utils.hooks import collect_submodules, copy_metadata, get_packa
 
 LIBRARY_SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
 LIBRARIES = (f"backends/cpu/libtrivet_cpu.{LIBRARY_SUFFIX}",)  # op libraries, opened by path at run time
+OPTIONAL_LIBRARIES = (f"backends/cuda/libtrivet_cuda.{LIBRARY_SUFFIX}",)  # where trivet was built with them
 DATA = ("runtime/model_store/catalogue.json",)
 
 _root = Path(get_package_paths("trivet")[1])
@@ -28,7 +29,7 @@ def _is_module(name: str) -> bool:
 
 # Commands, model families and public names are imported by computed name.
 hiddenimports = collect_submodules("trivet", filter=_is_module)
-binaries = _collected(LIBRARIES)
+binaries = _collected((*LIBRARIES, *(name for name in OPTIONAL_LIBRARIES if (_root / name).is_file())))
 datas = _collected(DATA)
 for _package in (
     "trivet",
