@@ -71,17 +71,17 @@ def _code(tree: Path) -> DeviceCode:
     return read_device_code(tree / CUDA_LIBRARY, cuobjdump())
 
 
-def gpu_absent_result(runner: Runner, entry: Tuple, model: Path | None) -> GateResult:
+def gpu_absent_results(runner: Runner, entry: Tuple, model: Path | None) -> list[GateResult]:
     """Gate "gpu-absent": without a GPU the CPU answers, loudly; who insists on a GPU gets an error that says why."""
     if model is None:
-        return _result(runner, "absent", "no model file was given")
+        return [_result(runner, "absent", "no model file was given")]
     if entry.backend == "cuda" and _has_driver():
-        return _result(runner, "absent", "this machine has an NVIDIA driver; the gate is about one without")
+        return [_result(runner, "absent", "this machine has an NVIDIA driver; the gate is about one without")]
     try:
         problems = gpu_absent_problems(runner, model, _NO_GPU[entry.backend])
     except (OSError, subprocess.SubprocessError) as error:
         problems = [f"{type(error).__name__}: {error}"]
-    return _result(runner, "failed" if problems else "passed", "; ".join(problems))
+    return [_result(runner, "failed" if problems else "passed", "; ".join(problems))]
 
 
 def gpu_absent_problems(runner: Runner, model: Path, reason: str) -> list[str]:

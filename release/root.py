@@ -150,7 +150,7 @@ def read_pins(path: Path = RECIPE / "sources.txt") -> list[Pin]:
 
 
 def _make(making: Path, digest: str) -> None:
-    debootstrap = ["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, making]
+    debootstrap: list[str | Path] = ["debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, making]
     # What it mounts ends with it, also when it fails: a half-made root can be deleted.
     run(["unshare", "--mount", "--propagation", "private", *debootstrap], timeout=_COMPILE_SECONDS)
     for name in MOUNT_POINTS:

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_bundle import DIGEST, EPOCH, elf, make_tree
+from made_up_bundle import DIGEST, EPOCH, Manifest, elf, make_tree, passed
 
 from release import build as build_module
 from release import cubins, cuda, gpu
 from release import rebuild as rebuild_module
+from release import verify as verify_module
 from release.archive import write_archive
 from release.audit import allowed_paths, elf_problems
 from release.build import BuildOptions
 from release.cubins import CUDA_LIBRARY, DeviceCode, code_problems, declared_architectures, sm_facts, sm_problems
 from release.errors import BuildError, GateError
-from release.evidence import SM_GATES, collect
+from release.evidence import GATES, SM_GATES, GateResult, collect
 from release.matrix import Matrix, Tuple, load_matrix, size_problems
 from release.names import archive_name
 from release.rebuild import NOT_TWICE, rebuild
@@ -130,6 +131,34 @@ def test_gate_of_the_machine_code(tmp_path: Path, entry: Tuple, reader: Path) ->
     reader.with_name("cuobjdump.txt").write_text("")
     with pytest.raises(GateError, match="finds no kernels"):
         gpu.device_code_problems(tree, {"sms": []}, entry)
+
+
+@pytest.mark.parametrize("missing", [None, *SMS])
+def test_an_archive_that_lacks_an_sm_is_blocked(
+    missing: str | None, manifest: Manifest, entry: Tuple, tree: Path, reader: Path, tmp_path: Path
+) -> None:
+    """With all of them it is a preview: no SM has run. What `verify` writes is valid either way."""
+    (tree / CUDA_LIBRARY).parent.mkdir(parents=True)
+    (tree / CUDA_LIBRARY).write_bytes(elf())
+    built = as_declared().built
+    for sms in built.values():
+        sms.discard(missing or "")
+    stated = [fact | {"evidence": collect(SM_GATES, [])} for fact in sm_facts(SMS, as_declared(), DECLARED)]
+    problems = "; ".join(judged(tree, entry, reader, built))
+    results = [passed(gate) for gates in GATES.values() for gate in gates if gate != "device-code"]
+    state = "failed" if missing else "passed"
+    results += [GateResult("device-code", state, "audit", problems, archive_sha256=DIGEST)]
+    results += gpu.sm_results(tree, entry, DIGEST)
+    archive = tmp_path / str(archive_name("1.2.3", CUDA, entry.archive_format))
+    archive.write_bytes(b"archive")
+    manifest |= {"artifact_id": CUDA, "driver": list(entry.external), "limits": list(entry.limits), "sms": stated}
+    manifest["target"]["backend"] = "cuda"
+    found = verify_module._write(manifest, entry, archive, DIGEST, results, tmp_path)
+    evidence = {sm["name"]: sm["evidence"] for sm in found["sms"]}
+    assert [sm for sm in SMS if not evidence[sm]["build_verified"]["value"]] == ([missing] if missing else [])
+    assert not any(evidence[sm]["runtime_verified"]["value"] for sm in SMS)
+    assert found["channel"]["name"] == ("blocked" if missing else "preview")
+    assert (f"no code for SM {missing}" in " ".join(found["channel"]["reasons"])) == bool(missing)
 
 
 def test_a_cpu_archive_holds_no_other_op_library(tmp_path: Path) -> None:

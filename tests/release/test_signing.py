@@ -229,6 +229,7 @@ def fresh(archive: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch, tmp_path: 
             return []
 
     monkeypatch.setattr(verify_module, "Runner", NoRuns)
+    monkeypatch.setattr(verify_module, "gpu_absent_results", lambda *_: [])
     return archive
 
 
@@ -292,7 +293,7 @@ def test_everything_in_one_command(fresh: Path, keys: Keys, tmp_path: Path, monk
         return fresh
 
     monkeypatch.setattr(pipeline, "build", built)
-    monkeypatch.setattr(pipeline, "rebuild", lambda archive, options, evidence: folders.append(options.work.name))
+    monkeypatch.setattr(pipeline, "rebuild", lambda _, options, *__, **___: folders.append(options.work.name))
     options = BuildOptions("release", fresh.parent, tmp_path / "work")
     with pytest.raises(ManifestError, match="is blocked"):
         pipeline.release_all(ARTIFACT, options, tmp_path / "evidence", None)
