@@ -35,7 +35,7 @@ def as_declared() -> DeviceCode:
     return DeviceCode({name: set(sms) for name, sms in DECLARED.items()}, frozenset(), 1)
 
 
-def symbols(built: dict[str, set[str]]) -> str:
+def symbols(built: cubins.Architectures) -> str:
     """As cuobjdump prints them."""
     lines = []
     for sm in sorted({sm for sms in built.values() for sm in sms}):
@@ -105,7 +105,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def judged(tree: Path, entry: Tuple, reader: Path, built: dict[str, set[str]]) -> list[str]:
+def judged(tree: Path, entry: Tuple, reader: Path, built: cubins.Architectures) -> list[str]:
     reader.with_name("cuobjdump.txt").write_text(symbols(built))
     sms = [fact | {"evidence": collect(SM_GATES, [])} for fact in sm_facts(SMS, as_declared(), DECLARED)]
     return gpu.device_code_problems(tree, {"sms": sms}, entry)
@@ -299,7 +299,7 @@ def test_no_foreign_wheel_in_a_cuda_archive(tmp_path: Path, entry: Tuple) -> Non
 def test_cmake_takes_a_library_that_was_built_before(tmp_path: Path) -> None:
     """It installs it as it is; one that is missing, or one that would be left out, is an error."""
     (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.21)\nproject(x LANGUAGES CXX)\n"
+        "cmake_minimum_required(VERSION 3.21)\nproject(x LANGUAGES NONE)\n"
         f"add_subdirectory({cubins.DECLARATION.parent} cuda)\n"
     )
     library = tmp_path / "libtrivet_cuda.so"
