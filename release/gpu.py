@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from .cuda import cuobjdump
 from .errors import ReleaseError
 from .evidence import GateResult
 from .matrix import Tuple
-from .runs import Runner
 
 _NO_GPU = {"cuda": "no usable NVIDIA driver", "cpu": "this trivet was built without CUDA"}
 _NO_HARDWARE = "hardware absent: no NVIDIA GPU of this SM runs anything during verification"
@@ -71,29 +70,19 @@ def _code(tree: Path) -> DeviceCode:
     return read_device_code(tree / CUDA_LIBRARY, cuobjdump())
 
 
-def gpu_absent_results(runner: Runner, entry: Tuple, model: Path | None) -> list[GateResult]:
-    """Gate "gpu-absent": without a GPU the CPU answers, loudly; who insists on a GPU gets an error that says why."""
-    if model is None:
-        return [_result(runner, "absent", "no model file was given")]
-    if entry.backend == "cuda" and _has_driver():
-        return [_result(runner, "absent", "this machine has an NVIDIA driver; the gate is about one without")]
-    try:
-        problems = gpu_absent_problems(runner, model, _NO_GPU[entry.backend])
-    except (OSError, subprocess.SubprocessError) as error:
-        problems = [f"{type(error).__name__}: {error}"]
-    return [_result(runner, "failed" if problems else "passed", "; ".join(problems))]
+def gpu_absent_problems(run: Callable[..., subprocess.CompletedProcess[str]], model: Path, backend: str) -> list[str]:
+    """Gate "gpu-absent": without a GPU the CPU answers, loudly; who insists on a GPU gets an error that says why.
 
-
-def gpu_absent_problems(runner: Runner, model: Path, reason: str) -> list[str]:
-    """`reason`: what the program must name as its cause."""
-    out = []
+    `run` runs the program with the given arguments.
+    """
+    out, reason = [], _NO_GPU[backend]
     for arguments, status, says in (
         (["--device", "cuda"], 0, "RUNNING ON THE CPU, a GPU was asked for: no GPU can be used: "),
         (["--device", "cuda:0"], 1, "device 'cuda:0' cannot be used: "),
         (["--require-gpu"], 1, "a GPU is required (require_gpu) and none can be used: "),
     ):
         prompt = ["complete", "--model", str(model), "--max-tokens", "2", "--temperature", "0", "Water boils at"]
-        done = runner.run(*prompt, *arguments)
+        done = run(*prompt, *arguments)
         answered = bool(done.stdout.strip())
         if (
             done.returncode != status
@@ -108,14 +97,9 @@ def gpu_absent_problems(runner: Runner, model: Path, reason: str) -> list[str]:
     return out
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True
-
-
-def _result(runner: Runner, state: str, reason: str) -> GateResult:
-    command = "none" if state == "absent" else "release verify (gate gpu-absent)"
-    return GateResult("gpu-absent", state, command, reason, archive_sha256=runner.digest)

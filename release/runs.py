@@ -18,6 +18,7 @@ from .archive import sha256_file
 from .emulation import UNAVAILABLE, c_library, emulated, missing_tools
 from .errors import GateError
 from .evidence import GateResult
+from .gpu import gpu_absent_problems, has_driver
 from .papers import version_file
 from .smoke import clean_environment, trace_problems
 from .source import ROOT
@@ -26,7 +27,7 @@ from .tiers import LIBRARY, instructions, poison
 REFERENCE = Path(__file__).with_name("references") / "smollm2-135m-q4_1.json"
 _RUN_SECONDS, _EMULATED_SECONDS = 900.0, 3600.0
 _SIGILL = (-4, 132)
-_MODEL_GATES = ("server", "completion", "confinement", "greedy-tokens", "cpu-baseline")
+_MODEL_GATES = ("server", "completion", "confinement", "greedy-tokens", "cpu-baseline", "gpu-absent")
 _MODEL_TIER_GATES = ("tier-run", "tier-tokens")
 
 
@@ -61,9 +62,16 @@ class Runner:
             raise GateError(f"{model.name} is not the model that {REFERENCE.name} was recorded with")
         out += self._server_results(model)
         out.append(self._guarded("cpu-baseline", lambda: self._baseline_result(model)))
+        out.append(self._gpu_absent_result(model))
         for tier in self.tiers:
             out += self._tier_results(tier, model)
         return out
+
+    def _gpu_absent_result(self, model: Path) -> GateResult:
+        backend = self.manifest["target"]["backend"]
+        if backend == "cuda" and has_driver():
+            return self._absent("gpu-absent", "this machine has an NVIDIA driver; the gate is about one without")
+        return self._judged("gpu-absent", lambda: gpu_absent_problems(self.run, model, backend))
 
     def _all_absent(self, gates: tuple[str, ...], tier_gates: tuple[str, ...], reason: str) -> list[GateResult]:
         of_tiers = [self._absent(gate, reason, tier) for tier in self.tiers for gate in tier_gates]

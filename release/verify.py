@@ -15,7 +15,7 @@ from .audit import allowed_paths, content_problems, elf_problems, path_problems
 from .channel import compute_channel
 from .errors import GateError, ReleaseError, SignatureError
 from .evidence import GATES, SM_GATES, TIER_GATES, GateResult, collect
-from .gpu import device_code_problems, gpu_absent_results, sm_results
+from .gpu import device_code_problems, sm_results
 from .manifest import MANIFEST_NAME, check_manifest, manifest_problems, to_bytes
 from .matrix import Tuple, load_matrix, size_problems
 from .names import parse_archive_name
@@ -57,8 +57,7 @@ def verify(archive: Path, options: VerifyOptions) -> dict[str, Any]:
         results += session.static_results()
         # What failed to be what it says is not started.
         if all(result.state != "failed" for result in results):
-            runner = Runner(tree, manifest, digest, _fresh(Path(folder), "run"))
-            results += runner.results(options.model) + gpu_absent_results(runner, entry, options.model)
+            results += Runner(tree, manifest, digest, _fresh(Path(folder), "run")).results(options.model)
     results += _recorded(options.evidence, digest)
     return _write(manifest, entry, archive, digest, results, options.evidence)
 

@@ -207,7 +207,7 @@ def without_gpu(tmp_path: Path, **replies: str) -> list[str]:
     (tree / "trivet").write_text(PROGRAM.format(**{"required": REQUIRED} | replies))
     (tmp_path / "scratch").mkdir()
     runner = Runner(tree, json.loads((tree / "manifest.json").read_text()), DIGEST, tmp_path / "scratch")
-    return gpu.gpu_absent_problems(runner, tmp_path / "m.gguf", "no usable NVIDIA driver")
+    return gpu.gpu_absent_problems(runner.run, tmp_path / "m.gguf", "cuda")
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:

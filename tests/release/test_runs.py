@@ -127,6 +127,7 @@ def test_without_a_model_nothing_is_claimed(tmp_path: Path) -> None:
         "confinement": "absent",
         "greedy-tokens": "absent",
         "cpu-baseline": "absent",
+        "gpu-absent": "absent",
     }
     tiers = {(result.subject, result.gate): result.state for result in results if result.subject}
     assert tiers["avx2", "tier-run"] == "absent"

@@ -229,7 +229,6 @@ def fresh(archive: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch, tmp_path: 
             return []
 
     monkeypatch.setattr(verify_module, "Runner", NoRuns)
-    monkeypatch.setattr(verify_module, "gpu_absent_results", lambda *_: [])
     return archive
 
 
