@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from release import environment
 from release.errors import BuildError
+from release.system import system_for
 
 
 def test_options_stand_on_the_line_of_the_requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,4 +46,4 @@ def test_a_stub_driver_in_the_build_tree(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(environment, "copy_source", copied)
     monkeypatch.setattr(environment, "run", lambda *_, **__: pytest.fail("something was built"))
     with pytest.raises(BuildError, match=r"in the tree that is built: stubs/libcuda\.so\.1$"):
-        environment._trivet_wheel(tmp_path, ["python"], {})
+        environment._trivet_wheel(tmp_path, ["python"], {}, system_for(platform.machine()))
