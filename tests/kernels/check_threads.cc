@@ -92,11 +92,12 @@ void check_callers_at_once(ThreadPool& pool) {
 }
 
 std::atomic<int> idle_steps{0};
+std::atomic<bool> idle_on_bad_thread{false};
 
 struct CountsSteps {
   int left = 3;
   bool step(int thread, int num_threads) {
-    if (thread < 1 || thread >= num_threads) idle_steps.fetch_add(1000);
+    if (thread < 1 || thread >= num_threads) idle_on_bad_thread.store(true);
     idle_steps.fetch_add(1);
     return --left > 0;
   }
@@ -104,13 +105,17 @@ struct CountsSteps {
 
 // A worker does the idle work of a region that it has seen, a copy of its own and no more than that.
 void check_idle_work() {
-  ThreadPool pool(2);
-  for (int i = 0; i < 10000 && idle_steps.load() == 0; i++) {
-    pool.parallel_shares(64, [](int64_t, int) { std::this_thread::yield(); }, CountsSteps());
-    std::this_thread::yield();
-  }
-  const int regions_seen = 10000;
-  expect(idle_steps.load() >= 1 && idle_steps.load() <= 3 * regions_seen, "idle work: wrong thread or number of steps");
+  int regions = 0;
+  {
+    ThreadPool pool(2);
+    for (; regions < 10000 && idle_steps.load() == 0; regions++) {
+      pool.parallel_shares(64, [](int64_t, int) { std::this_thread::yield(); }, CountsSteps());
+      std::this_thread::yield();
+    }
+  }  // its worker has ended
+  expect(idle_steps.load() >= 1, "no worker did any idle work");
+  expect(idle_steps.load() <= 3 * regions, "idle work: " + std::to_string(idle_steps.load()) + " steps");
+  expect(!idle_on_bad_thread.load(), "idle work on a thread that has none");
 }
 
 // Workers sleep while nothing happens, and come back.
