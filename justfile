@@ -17,6 +17,8 @@ lint:
     mypy
     lint-imports
     find backends tests/kernels -name '*.cc' -o -name '*.h' -o -name '*.inl' | xargs clang-format --dry-run --Werror
+    check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+    zizmor --offline --quiet .github/workflows
     python sbom/check.py
 
 format:
