@@ -104,17 +104,15 @@ def test_rows_carry_the_parameters_and_nothing_else(package: str, recorded: list
     assert first["positions"].tolist() == [0, 1, 2, 0, 1, 2, 3]
     assert first["query_start_loc"].tolist() == [0, 3, 7]
     assert first["logits_indices"].tolist() == [2, 6]
-    assert column(first, "temperature") == [0, 0.5]
-    assert column(first, "top_p") == [1, 0.75]
+    assert [column(first, name) for name in ("temperature", "top_p")] == [[0, 0.5], [1, 0.75]]
     assert column(first, "min_p") == [0, 0.25]
     assert column(first, "top_k") == [0, 9]
     assert column(first, "seed")[1] == -5
     assert column(first, "num_logprobs") == [-1, 2]
     assert first["max_num_logprobs"] == 2
     assert column(first, "forced_token_id") == [-1, -1]
-    assert column(first, "repetition_penalty") == [1, 1.5]
-    assert column(first, "frequency_penalty") == [0, 0.5]
-    assert column(first, "presence_penalty") == [0, -0.5]
+    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    assert [column(first, name) for name in penalties] == [[1, 1.5], [0, 0.5], [0, -0.5]]
     assert first["bias_token_ids"].tolist() == [50, 51]
     assert first["bias_values"].tolist() == [2, -3]
     assert first["bias_loc"].tolist() == [0, 0, 2]
