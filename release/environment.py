@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from .audit import REFUSED_LIBRARIES
 from .cuda import CudaLibrary
 from .errors import BuildError
 from .process import run
-from .root import cache_folder, inside
+from .root import cache_folder, inside, make_whole
 from .source import ROOT, copy_source
 from .system import PYTHON, System
 
@@ -146,15 +145,14 @@ def _compiled(
     inputs = "\n".join([pin, *options, compiler, python, system, *settings])
     folder = cache_folder() / f"{name}-{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
     if not any(folder.glob("*.whl")):
-        making = folder.with_name(f"{folder.name}.{os.getpid()}")
-        making.mkdir(parents=True)
-        (making / "pin.txt").write_text(f"{' '.join([pin, *options])}\n", encoding="ascii")
         wheel = [*pip, "wheel", "-q", "--no-deps", "--no-cache-dir", "--no-binary", name, "--require-hashes"]
-        run([*wheel, "-r", making / "pin.txt", "-w", making], env={**environment, **cross}, timeout=7200)
-        if folder.exists():  # another build was faster
-            shutil.rmtree(making)
-        else:
-            making.rename(folder)
+
+        def compile_in(making: Path) -> None:
+            making.mkdir()
+            (making / "pin.txt").write_text(f"{' '.join([pin, *options])}\n", encoding="ascii")
+            run([*wheel, "-r", making / "pin.txt", "-w", making], env={**environment, **cross}, timeout=7200)
+
+        make_whole(folder, compile_in)
     (found,) = folder.glob("*.whl")
     return found
 

@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,21 @@ def inside() -> dict[str, Any] | None:
     return facts
 
 
+def make_whole(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` fill a folder under another name, then give it this one: `folder` is whole or absent."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    making = folder.with_name(f"{folder.name}.{os.getpid()}")
+    try:
+        make(making)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    if folder.exists():  # another build was faster
+        shutil.rmtree(making)
+    else:
+        making.rename(folder)
+
+
 def recipe_digest() -> str:
     """Digest of everything that decides about a root: its recipe, this module's suites, the architecture."""
     content = [f"{path.name} {sha256_file(path)}" for path in sorted(RECIPE.iterdir()) if path.is_file()]
@@ -96,17 +111,7 @@ def ensure_root() -> Path:
             "the release recipe builds in a Debian 11 root, which is made with debootstrap by the superuser: "
             "install debootstrap and run this with sudo, or use --recipe quick"
         )
-    root.parent.mkdir(parents=True, exist_ok=True)
-    making = root.with_name(f"{root.name}.{os.getpid()}")
-    try:
-        _make(making, digest)
-    except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
-        raise
-    if root.exists():  # another build was faster
-        shutil.rmtree(making)
-    else:
-        making.rename(root)
+    make_whole(root, lambda making: _make(making, digest))
     return root
 
 

@@ -8,7 +8,6 @@ compiled on this machine.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from .architectures import Architecture, architecture_of
 from .emulation import emulated, missing_tools
 from .errors import BuildError
 from .process import run
-from .root import cache_folder
+from .root import cache_folder, make_whole
 
 SUITE = "bookworm"  # Debian 12: glibc 2.36
 PACKAGES = (
@@ -78,16 +77,13 @@ def system_for(architecture: str) -> System:
     digest = hashlib.sha256("\n".join([found.debian, SUITE, *PACKAGES]).encode()).hexdigest()
     folder = cache_folder() / f"system-{found.debian}-{digest[:16]}"
     if not folder.is_dir():
-        making = folder.with_name(f"{folder.name}.{os.getpid()}")
-        _make(making, found)
-        making.rename(folder)
+        make_whole(folder, lambda making: _make(making, found))
     return System(found, folder)
 
 
 def _make(folder: Path, architecture: Architecture) -> None:
     if shutil.which("mmdebstrap") is None:
         raise BuildError(f"a system of {architecture.debian} is made with mmdebstrap, which is not installed")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     run(
         [
             "mmdebstrap",

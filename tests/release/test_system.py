@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from bundle import BundleError, Owners
 
-from release import environment
-from release.architectures import ARCHITECTURES
+from release import environment, system
+from release.architectures import ARCHITECTURES, Architecture
 from release.build import BuildOptions, build
 from release.errors import BuildError
 from release.system import System, record_packages, system_for
@@ -44,6 +44,18 @@ def debian(tmp_path: Path) -> Path:
     record_packages(tmp_path / "system", [tmp_path / "zlib1g.deb"])
     (tmp_path / "system" / "lib/aarch64-linux-gnu/libz.so.1").symlink_to(library.name)  # as ldconfig makes them
     return tmp_path / "system"
+
+
+def test_a_system_that_failed_leaves_nothing(x86_64: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(making: Path, architecture: Architecture) -> None:
+        (making / "usr").mkdir(parents=True)
+        raise BuildError("the mirror is gone")
+
+    monkeypatch.setenv("TRIVET_RELEASE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(system, "_make", half)
+    with pytest.raises(BuildError, match="the mirror is gone"):
+        system.system_for("aarch64")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_the_owner_of_a_file_of_another_system(debian: Path, tmp_path: Path) -> None:
