@@ -1,4 +1,4 @@
-"""Finds the CPU's op library and calls what of it is no op. Imports neither onnxruntime nor numpy."""
+"""Finds the CPU's op library and calls what of it is no op. Importing this loads neither onnxruntime nor numpy."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Models have random weights; those that FOLDER lacks are made there (random_gguf.py). BIN holds llama-bench,
 llama-batched-bench and llama-completion of a llama.cpp that was built for the GPU; PYTHON has torch, transformers and
-gguf. A peer that is not named is left out. Engines take turns, --rounds times. Prints a table, and writes all figures
-to FILE after every part.
+gguf. A peer that is not named is left out. Engines take turns, --rounds times. Prints a table, whose last column is the
+ratio to llama.cpp that trivet is meant to reach, and writes all figures to FILE after every part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MEASURES = {
     "decode 64": "decode_64_tokens_per_s",
     "prefill 2048": "prefill_tokens_per_s",
 }
-_BARS = {  # measure -> beginning of the model's name -> trivet's speed over llama.cpp's
+_BARS = {  # measure -> beginning of the model's name -> trivet's speed over llama.cpp's that is aimed at
     "decode": {"llama3.1-8b": 1.25, "llama3.2-1b": 1.5},
     "decode 64": {"llama3.1-8b-bf16": 3.0},
     "prefill 2048": {"llama3.1-8b": 1.2},

@@ -24,7 +24,7 @@ _SETTLED_NS: Final = 2_000_000_000  # a file this old has a later time if it is 
 
 
 def find_stamped(cache_dir: Path, checkpoint: Path, *, verify: bool, tokenizer_pre: str | None) -> Path | None:
-    """The entry in `cache_dir` whose stamp fits `checkpoint` as it is now."""
+    """The entry in `cache_dir` whose stamp fits `checkpoint` as it is now; None = there is none."""
     question = _question(checkpoint, tokenizer_pre)
     for entry in cache_dir.glob(f"{glob.escape(readable_name(checkpoint))}-*"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

@@ -56,8 +56,9 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
     from ..remote import RemoteError
 
     num_first = len(messages)
+    has_commands = sys.stdin.isatty()  # what is piped in is text
     for line in read_lines("> "):
-        if sys.stdin.isatty() and line.startswith("/"):  # what is piped in is text
+        if has_commands and line.startswith("/"):
             command = line.strip()
             if command == "/exit":
                 return
@@ -67,7 +68,7 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
             else:
                 _help(command)
             continue
-        if sys.stdin.isatty() and line.startswith(" /"):
+        if has_commands and line.startswith(" /"):
             line = line[1:]
         messages.append({"role": "user", "content": line})
         try:

@@ -24,6 +24,8 @@ _HEADER: Final = struct.Struct("<8s6I")
 
 @dataclass(frozen=True, slots=True)
 class BytePairsHeader:
+    """The beginning of the file: 8 bytes that name the format, then these numbers as u32."""
+
     num_ids: int  # added tokens included
     num_pairs: int
     num_words: int

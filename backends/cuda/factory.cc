@@ -178,9 +178,8 @@ std::unique_ptr<Factory> make_factory() {
     *out = make_transfer();
     return nullptr;
   };
-  f.IsStreamAware = [](const OrtEpFactory*) noexcept {
-    return false;
-  };  // one stream per session, reached by the kernels
+  // One stream per session, reached by the kernels.
+  f.IsStreamAware = [](const OrtEpFactory*) noexcept { return false; };
   f.GetNumCustomOpDomains = [](OrtEpFactory*, size_t* count) noexcept -> OrtStatus* {
     *count = 1;
     return nullptr;

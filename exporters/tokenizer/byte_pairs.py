@@ -15,7 +15,10 @@ _BYTES = 256
 
 
 def write_byte_pairs(tokenizer: Tokenizer, folder: Path) -> bool:
-    """Write the file, if `tokenizer` is of the kind that it can hold: BPE over bytes, without special cases."""
+    """Write the file if `tokenizer` is of the kind that it can hold: BPE over bytes, without special cases.
+
+    Returns whether it was written.
+    """
     whole = json.loads(tokenizer.to_str())
     model, vocab = whole["model"], whole["model"].get("vocab", {})
     if not _is_plain(model):

@@ -151,9 +151,8 @@ class BlockPool:
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """One holder less for each; blocks without holders become free, the first given the first to be reused.
 
-        Blocks without a hash or a head can never serve a hit, so they go to the front of the queue, before every cached
-        one.
-        Raises ValueError for a block that nobody holds.
+        Blocks without a hash or a head can never serve a hit, so they go to the front of the queue, before all cached
+        ones. Raises ValueError for a block that nobody holds.
         """
         cached: list[KVCacheBlock] = []
         uncached: list[KVCacheBlock] = []

@@ -198,9 +198,8 @@ class KVCacheManager:
         if end > start:
             self.block_pool.cache_full_blocks(table.blocks[start:end], request.block_hashes[start:end])
             table.num_cached_blocks = end
-        if (
-            num_final - num_computed > 1 or num_final % self.block_size == 0
-        ):  # while it decodes, whole blocks are enough
+        decodes = num_final - num_computed <= 1
+        if not decodes or num_final % self.block_size == 0:  # while it decodes, whole blocks are enough
             self._record_heads(request, table, num_computed, num_final)
 
     def _record_heads(self, request: Request, table: _Table, start: int, end: int) -> None:

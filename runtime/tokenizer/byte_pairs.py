@@ -55,6 +55,7 @@ class BytePairs:
 
     @classmethod
     def of_package(cls, folder: Path) -> Self | None:
+        """None where the package has no such file. Raises as the constructor does."""
         path = folder / BYTE_PAIRS_NAME
         return cls(path) if path.is_file() else None
 
