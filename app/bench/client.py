@@ -58,6 +58,10 @@ async def first_model(client: httpx.AsyncClient, base_url: str) -> str:
         response = await client.get(url)
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        hint = "the API key is missing or wrong (OPENAI_API_KEY)" if status == 401 else "name a model with --model"
+        raise CliError(f"{url} answers with status {status}; {hint}") from error
     except httpx.HTTPError as error:
         raise CliError(f"no model list at {url} ({error}); start a server, or give --base-url and --model") from error
     except (ValueError, LookupError, TypeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +124,13 @@ def seed_of(args: Namespace) -> int:
 
 
 def positive_int(text: str) -> int:
-    """An argparse type: ValueError below 1."""
-    value = int(text)
+    """An argparse type: ArgumentTypeError for anything but a whole number of 1 or more."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise ValueError
+        raise ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
     return value
 
 

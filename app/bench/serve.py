@@ -55,7 +55,13 @@ def _add_server_flags(parser: ArgumentParser) -> None:
     group.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     group.add_argument("--endpoint", metavar="PATH", help="default: /v1/completions or /v1/chat/completions")
     group.add_argument("-m", "--model", metavar="NAME", help="the server's name of the model (default: its first)")
-    group.add_argument("--header", action="append", default=[], metavar="KEY=VALUE", help="may be repeated")
+    group.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="may be repeated; the API key is $OPENAI_API_KEY",
+    )
     group.add_argument("--timeout", type=float, default=21600.0, help="seconds of one request (default: %(default)s)")
     group.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="wait for the server (default: 0)")
     group.add_argument("--server-pid", type=positive_int, metavar="PID", help="also report that process's memory")

@@ -24,7 +24,10 @@ DESCRIPTION = "Measure a model in this process or behind a server.\n\nbenchmarks
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "benchmark", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help="`trivet bench BENCHMARK --help` describes it"
+        "benchmark",
+        choices=tuple(BENCHMARKS),
+        metavar="|".join(BENCHMARKS),
+        help="`trivet bench latency --help` describes it, and so on",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its flags")
 

@@ -64,4 +64,4 @@ class ExportNotes:
         self._bar = bar
 
     def __call__(self, stage: str, fraction: float) -> None:
-        self._bar.show_fraction("preparing the model", stage, fraction)
+        self._bar.show_fraction("preparing the model, once", stage, fraction)

@@ -55,7 +55,7 @@ def test_an_export_after_a_download_begins_a_line(monkeypatch: pytest.MonkeyPatc
     bar.close()
     lines = [line.rpartition("\r")[2].rstrip() for line in screen.getvalue().split("\n")]
     full = f"[{'#' * 24}]"
-    assert lines == [f"downloading x  {full} 100%  100 B", f"preparing the model  {full} done", ""]
+    assert lines == [f"downloading x  {full} 100%  100 B", f"preparing the model, once  {full} done", ""]
 
 
 def test_progress_elsewhere_is_one_line_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ class ScriptedServer:
     num_tokens: int = 6
     sends_usage: bool = True
     status: int = 200
+    models_status: int = 200
     breaks_after: int | None = None  # close the connection after so many words
     port: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -48,7 +49,7 @@ class ScriptedServer:
         length = next((int(x.split(":")[1]) for x in head.splitlines() if x.lower().startswith("content-length")), 0)
         body = json.loads(await reader.readexactly(length)) if length else {}
         if path == "/v1/models":
-            self._send(writer, 200, json.dumps({"data": [{"id": "scripted"}]}))
+            self._send(writer, self.models_status, json.dumps({"data": [{"id": "scripted"}]}))
             return
         self.paths.append(path)
         self.bodies.append(body)

@@ -143,6 +143,12 @@ def test_wrong_flags_are_refused_before_anything_is_sent(
     assert not server.bodies
 
 
+def test_a_missing_key_is_said_with_the_variable_that_holds_it(scripted_server: Any, bench: Any) -> None:
+    status, result, err = bench(scripted_server(models_status=401))
+    assert (status, result) == (1, {})
+    assert "/v1/models answers with status 401; the API key is missing or wrong (OPENAI_API_KEY)" in err
+
+
 def test_no_server_is_one_line(bench: Any) -> None:
     class Nobody:
         url = "http://127.0.0.1:9"
