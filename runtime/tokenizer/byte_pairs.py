@@ -38,7 +38,7 @@ class BytePairs:
             offset, size = sections.pop("splitter")
             self._splitter = tokenizers.Tokenizer.from_buffer(self._memory[offset : offset + size])
             arrays = {name: self._array(name, *place) for name, place in sections.items()}
-            _check(header, arrays)
+            _check(header, arrays, self._splitter)
         except Exception as error:  # the library raises plain Exception
             raise TokenizerLoadError(f"{path}: cannot be used ({error}); export the model again") from error
         self._num_ids = header.num_ids
@@ -105,8 +105,8 @@ class BytePairs:
         """The exporter has left it out."""
 
 
-def _check(header: BytePairsHeader, arrays: dict[str, Any]) -> None:
-    """What the tables refer to is there: the native code follows them blindly."""
+def _check(header: BytePairsHeader, arrays: dict[str, Any], splitter: tokenizers.Tokenizer) -> None:
+    """What the tables and the splitter refer to is there: the native code follows them blindly."""
     first, end = arrays["first"], arrays["text_end"]
     good = (
         first[0] == 0
@@ -115,6 +115,7 @@ def _check(header: BytePairsHeader, arrays: dict[str, Any]) -> None:
         and (end[:-1] <= end[1:]).all()
         and (end[-1] if len(end) else 0) == header.text_bytes
         and all((arrays[name] < header.num_ids).all() for name in ("right", "product", "by_text"))
+        and all(i < header.num_ids for i in splitter.get_vocab().values())
     )
     if not good:
         raise ValueError("its tables contradict each other")

@@ -140,6 +140,22 @@ def test_a_damaged_file_is_refused(section: str, tiny: BuiltTokenizer, tmp_path:
         BytePairs(path)
 
 
+def test_a_splitter_with_ids_that_the_tables_lack_is_refused(tiny: BuiltTokenizer, tmp_path: Path) -> None:
+    """The merging would read far outside of the file."""
+    assert write_byte_pairs(tiny.tokenizer, tmp_path)
+    path = tmp_path / BYTE_PAIRS_NAME
+    data = bytearray(path.read_bytes())
+    offset, size = BytePairsHeader.unpack(bytes(data)).sections()["splitter"]
+    splitter = json.loads(data[offset : offset + size])
+    splitter["model"]["vocab"] = {"a": 4_000_000_000}
+    changed_splitter = json.dumps(splitter).encode()
+    assert len(changed_splitter) <= size
+    data[offset : offset + size] = changed_splitter.ljust(size)
+    path.write_bytes(data)
+    with pytest.raises(TokenizerLoadError, match="its tables contradict each other"):
+        BytePairs(path)
+
+
 @pytest.mark.parametrize("cut", [0, 5, 100, -8])
 def test_a_cut_file_is_refused(cut: int, tiny: BuiltTokenizer, tmp_path: Path) -> None:
     assert write_byte_pairs(tiny.tokenizer, tmp_path)
