@@ -27,7 +27,7 @@ def find_stamped(cache_dir: Path, checkpoint: Path, *, verify: bool, tokenizer_p
     """The entry in `cache_dir` whose stamp fits `checkpoint` as it is now; None = there is none."""
     question = _question(checkpoint, tokenizer_pre)
     for entry in cache_dir.glob(f"{glob.escape(readable_name(checkpoint))}-*"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             stamp = json.loads((entry / STAMP_NAME).read_bytes())
             if stamp["question"] != question or (verify and not stamp["verified"]):
                 continue

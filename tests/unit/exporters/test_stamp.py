@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -93,3 +94,10 @@ def test_a_damaged_stamp_is_no_stamp(text: str, checkpoint: Path, cache: Path) -
     folder = stamped(checkpoint, cache)
     (folder / stamp.STAMP_NAME).write_text(text)
     assert plain(checkpoint, cache) == folder and is_found(checkpoint, cache)
+
+
+def test_a_stamp_whose_files_are_a_list_is_no_stamp(checkpoint: Path, cache: Path) -> None:
+    path = stamped(checkpoint, cache) / stamp.STAMP_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": []}))
+    assert not is_found(checkpoint, cache)
+    assert plain(checkpoint, cache) == path.parent and is_found(checkpoint, cache)
