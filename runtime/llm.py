@@ -66,7 +66,7 @@ class LLM:
         """Complete every prompt; outputs in the order of the prompts. None = the model's own sampling defaults.
 
         A request that is refused (InvalidRequestError) or an interrupt (KeyboardInterrupt) ends the whole call and
-        leaves the engine ready for the next one.
+        leaves the engine ready for the next one; what a signal handler of the program raises within a step ends it.
         """
         return self._run(_as_list(prompts), sampling_params, priority, use_tqdm=use_tqdm, add_special_tokens=True)
 

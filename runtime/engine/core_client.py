@@ -60,13 +60,18 @@ class InprocClient:
             self._core.abort_requests(request_ids)
 
     def get_outputs(self) -> EngineCoreOutputs:
-        """Run one step. EngineDeadError if it, or an earlier one, failed."""
+        """Run one step. EngineDeadError if it, or an earlier one, failed.
+
+        What is no Exception (raised by a signal handler of the program) ends the engine, too, unchanged.
+        """
         self._check()
         try:
             return self._core.step()
-        except Exception as exc:
+        except BaseException as exc:
             self.dead_error = engine_dead_error(exc)
-            raise self.dead_error from exc
+            if isinstance(exc, Exception):
+                raise self.dead_error from exc
+            raise
 
     def finish_step(self) -> None:
         """Let the core tell the runner about ended requests, when nothing else will. Nothing happens if it is dead."""

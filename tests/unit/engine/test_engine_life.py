@@ -50,6 +50,21 @@ def test_interrupt_between_steps_leaves_the_engine_usable(package: str, toy: typ
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interrupt_within_a_step_ends_the_engine(package: str, toy: types.SimpleNamespace) -> None:
+    """The program's own handler raised: the step did not write what the prefix cache counts on."""
+
+    def interrupt(session: Any) -> None:
+        raise KeyboardInterrupt
+
+    with LLM(package) as llm:
+        toy.Session.before_run = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY)
+        toy.Session.before_run = None
+        with pytest.raises(EngineDeadError, match=r"ENGINE_CORE_DEAD.*KeyboardInterrupt"):
+            llm.generate(PROMPTS, GREEDY)
+
+
 def test_create_and_destroy_leaves_nothing(package: str, toy: types.SimpleNamespace) -> None:
     threads = threading.active_count()
     for _ in range(20):
