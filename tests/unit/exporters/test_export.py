@@ -316,12 +316,13 @@ def test_a_hub_cache_snapshot_is_exported_and_runs(tiny: Tiny, tmp_path: Path) -
 # --- real models ---------------------------------------------------------------------------------------------------
 def test_smollm2_is_exported_in_place(smollm2_path: Path, cache: Path) -> None:
     folder = export(smollm2_path, cache_dir=cache)
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 3_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000  # the weights are 90 MB
     error = read_manifest(folder).verification.max_relative_error
     assert error is not None and error < 1e-4
-    started = time.perf_counter()
+    made = (folder / MANIFEST_NAME).stat()
     assert export(smollm2_path, cache_dir=cache) == folder
-    assert time.perf_counter() - started < 1
+    found = (folder / MANIFEST_NAME).stat()
+    assert (found.st_ino, found.st_mtime_ns) == (made.st_ino, made.st_mtime_ns)  # not made anew
 
 
 @pytest.mark.real_models
