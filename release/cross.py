@@ -25,7 +25,7 @@ from .pe import parse_pe
 from .process import run
 from .source import ROOT
 
-EXPORTS = ("RegisterCustomOps", "trivet_cpu_check_tier", "trivet_cpu_describe")
+EXPORTS = ("RegisterCustomOps", "trivet_cpu_check_tier", "trivet_cpu_describe", "trivet_cpu_merge_byte_pairs")
 # Of Windows itself since Windows 7; the C++ runtime is inside.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll"}
 # Of the compiler; an archive brings them.

@@ -190,7 +190,12 @@ def test_the_library_needs_nothing_of_onnxruntime_and_exports_its_entry_points_o
         ["nm", "-D", str(library.cpu_library_path())], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     exported = {line.split()[-1] for line in symbols if " U " not in line and " w " not in line}
-    assert exported == {"RegisterCustomOps", "trivet_cpu_describe", "trivet_cpu_check_tier"}
+    assert exported == {
+        "RegisterCustomOps",
+        "trivet_cpu_describe",
+        "trivet_cpu_check_tier",
+        "trivet_cpu_merge_byte_pairs",
+    }
     assert not [line for line in symbols if " U " in line and "ort" in line.rpartition(" U ")[2].lower()[:5]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +96,8 @@ def test_lone_surrogates_are_refused(tiny_bpe: Tokenizer) -> None:
 # --- the guard before tokenisation ---
 def test_guard_names_length_limit_and_derivation(smollm2: Tokenizer) -> None:
     text = "a" * 50_000_000
-    started = time.process_time()
     with pytest.raises(PromptTooLongError) as error:
         smollm2.check_prompt_bytes(text, 8192)
-    assert time.process_time() - started < 0.1
     for part in ("50000000 bytes", "663552", "max_model_len 8192 tokens x 81 bytes"):
         assert part in str(error.value)
 
