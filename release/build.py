@@ -140,7 +140,7 @@ def freeze(environment: Environment, work: Path, epoch: int) -> Path:
 def _toolchain(environment: Environment) -> dict[str, str]:
     system = environment.system
     tools = {
-        "compiler": run([system.architecture.tool("c++"), "--version"]).splitlines()[0],
+        "compiler": run([system.architecture.tool("g++"), "--version"]).splitlines()[0],
         "python": environment.python_version,
         "pyinstaller": environment.distributions["pyinstaller"],
         "strip": system.run(["strip", "--version"], [environment.site_packages]).splitlines()[0],
