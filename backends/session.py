@@ -152,13 +152,15 @@ class ModelSession:
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Run one step: all graph inputs but the KV cache's, C-contiguous; returns `outputs` and the extra outputs.
 
-        An array object that was an input of the last run costs less: it is neither checked nor bound anew.
+        An array object that was an input of the last run costs less: it is neither checked nor bound anew. The results
+        may lie in the session's memory: they are good until the next run.
 
         Raises InvalidInputError, KernelError, DeviceMemoryError, CheckpointChangedError.
         """
         if not self._has_kv_cache or self._closed:
             raise BackendError("run: call allocate_kv_cache first, and not after close")
-        if any(inputs.get(name) is not array for name, array in self._checked.items()) or not self._checked:
+        known = self._checked
+        if not known or known.keys() != inputs.keys() or any(inputs[name] is not known[name] for name in known):
             self._check_inputs(inputs)
             self._checked = dict(inputs)
         names = (*outputs, *self._extra_outputs)

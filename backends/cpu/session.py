@@ -93,7 +93,7 @@ class CpuSession:
                 layer[target] = layer[source]
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Arrays of the last run, which may hold other values now, stay bound, and so do its outputs then."""
+        """Inputs that are arrays of the last run stay bound; if all are, its results are overwritten."""
         self._weights.check()
         binding = self._binding._iobinding  # without the wrapper's per-call checks
         changed = [name for name in self._step_inputs if self._bound_inputs.get(name) is not inputs[name]]

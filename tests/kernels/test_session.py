@@ -211,6 +211,16 @@ def test_a_weight_file_that_is_cut_short_is_an_error_not_a_crash(
                 session.run(step, ["logits"])
 
 
+def test_known_arrays_do_not_hide_an_input_that_is_not_known(open_session: Callable[..., ModelSession]) -> None:
+    session, inputs = open_session(), step_inputs(PROMPT, 0)
+    session.run(inputs, ["logits"])
+    with pytest.raises(InvalidInputError, match=r"\['temperature'\] are not graph inputs"):
+        session.run(inputs | {"temperature": np.zeros(1, np.float32)}, ["logits"])
+    del inputs["positions"]
+    with pytest.raises(InvalidInputError, match="input 'positions' is missing"):
+        session.run(inputs, ["logits"])
+
+
 def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> None:
     expected = logits_of(open_session(num_threads=1), [41])
     sessions = [open_session(num_threads=2) for _ in range(3)]
