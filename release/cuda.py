@@ -20,7 +20,7 @@ from pathlib import Path
 from .archive import sha256_file
 from .errors import BuildError
 from .process import run
-from .root import cache_folder, inside
+from .root import cache_folder, inside, make_whole
 from .source import ROOT, copy_source
 
 PINS = ROOT / "packaging" / "pyinstaller"
@@ -80,13 +80,9 @@ def pinned_packages(pins: Path) -> Path:
     digest = hashlib.sha256(pins.read_bytes()).hexdigest()
     folder = cache_folder() / f"{pins.stem.removeprefix('requirements-')}-packages-{digest[:16]}"
     if not folder.is_dir():
-        making = folder.with_name(f"{folder.name}.{os.getpid()}")
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", "--no-deps"]
-        run([*pip, "--require-hashes", "--only-binary", ":all:", "--target", making, "-r", pins])
-        if folder.exists():  # another build was faster
-            shutil.rmtree(making)
-        else:
-            making.rename(folder)
+        checked: list[str | Path] = [*pip, "--require-hashes", "--only-binary", ":all:", "-r", pins]
+        make_whole(folder, lambda making: run([*checked, "--target", making]))
     return folder
 
 

@@ -79,7 +79,7 @@ def inside() -> dict[str, Any] | None:
     return facts
 
 
-def make_whole(folder: Path, make: Callable[[Path], None]) -> None:
+def make_whole(folder: Path, make: Callable[[Path], object]) -> None:
     """Have `make` fill a folder under another name, then give it this one: `folder` is whole or absent."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = folder.with_name(f"{folder.name}.{os.getpid()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import console
@@ -40,14 +41,11 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps([as_dict(model) for model in models]))
         return ExitCode.OK
-    if not models:
-        console.note("the cache holds no models; `trivet pull smollm2` fetches one")
-        return ExitCode.OK
-    rows = [("NAME", "SIZE", "PULLED", "REFERENCE")]
+    rows = []
     for model in models:
         record = model.record
         rows.append((record.name, console.format_bytes(model.size_bytes), record.pulled_at[:10], record.reference))
-    print(table(rows))
+    _print_table(("NAME", "SIZE", "PULLED", "REFERENCE"), rows, "no models; `trivet pull smollm2` fetches one")
     return ExitCode.OK
 
 
@@ -55,12 +53,16 @@ def _list_exports(exports: list[CachedPackage], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([export_as_dict(export) for export in exports]))
         return ExitCode.OK
-    if not exports:
-        console.note("the cache holds no exported packages; loading a model makes one")
-        return ExitCode.OK
-    rows = [("PACKAGE", "SIZE", "STATE", "CHECKPOINT")]
+    rows = []
     for export in exports:
         size = console.format_bytes(export.size_bytes)
         rows.append((export.directory.name, size, export.problem or "good", export.checkpoint or "unknown"))
-    print(table(rows))
+    _print_table(("PACKAGE", "SIZE", "STATE", "CHECKPOINT"), rows, "no exported packages; loading a model makes one")
     return ExitCode.OK
+
+
+def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], otherwise: str) -> None:
+    if rows:
+        print(table([head, *rows]))
+    else:
+        console.note(f"the cache holds {otherwise}")

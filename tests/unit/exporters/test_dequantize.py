@@ -9,16 +9,8 @@ from numpy.typing import NDArray
 from trivet.backends.contract.formats import FORMATS
 from trivet.exporters.dequantize import DEQUANTIZERS, dequantize_rows
 
-HALF_OFFSETS = {  # where float16 fields lie in a block
-    "q4_0": (0,),
-    "q4_1": (0, 2),
-    "q5_0": (0,),
-    "q5_1": (0, 2),
-    "q8_0": (0,),
-    "q4_k": (0, 2),
-    "q5_k": (0, 2),
-    "q6_k": (208,),
-}
+from ...kernels.reference import HALF_OFFSETS
+
 EDGE_HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0, 1.0, -3.5e-4], np.float16)
 ALL = sorted(FORMATS)
 
