@@ -16,7 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from ..backends.contract.manifest import MANIFEST_NAME, SCHEMA_VERSION
+import msgspec
+
+from ..backends.contract.manifest import MANIFEST_NAME, SCHEMA_VERSION, read_manifest
 from .package import CHECKPOINT_FILES, EXPORTER_VERSION, PACKAGE_FILES, readable_name
 
 STAMP_NAME: Final = "stamp.json"
@@ -27,11 +29,13 @@ def find_stamped(cache_dir: Path, checkpoint: Path, *, verify: bool, tokenizer_p
     """The entry in `cache_dir` whose stamp fits `checkpoint` as it is now; None = there is none."""
     question = _question(checkpoint, tokenizer_pre)
     for entry in cache_dir.glob(f"{glob.escape(readable_name(checkpoint))}-*"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, msgspec.MsgspecError):
             stamp = json.loads((entry / STAMP_NAME).read_bytes())
             if stamp["question"] != question or (verify and not stamp["verified"]):
                 continue
-            if all(_state(path) == state for path, state in stamp["files"].items()):
+            manifest = read_manifest(entry)  # one that was changed has another state
+            weights = [Path(manifest.source_dir, source.name) for source in manifest.sources]
+            if stamp["files"] == _states(entry, checkpoint, weights):
                 return entry
     return None
 
@@ -40,11 +44,8 @@ def write_stamp(
     entry: Path, checkpoint: Path, weights: Iterable[Path], *, verified: bool, tokenizer_pre: str | None
 ) -> None:
     """Vouch for `entry`, whose content has just been compared. Not done where it cannot be written, or too early."""
-    files = [*weights, *(entry / name for name in (MANIFEST_NAME, *PACKAGE_FILES))]
-    if checkpoint.is_dir():  # its own state tells of files that come and go
-        files += [checkpoint, *(checkpoint / name for name in CHECKPOINT_FILES)]
     with contextlib.suppress(OSError):
-        states = {str(path): _state(str(path)) for path in files}
+        states = _states(entry, checkpoint, weights)
         newest = max(max(state[1:3]) for state in states.values() if state is not None)
         if time.time_ns() - newest < _SETTLED_NS:
             return
@@ -58,6 +59,15 @@ def _question(checkpoint: Path, tokenizer_pre: str | None) -> list[str | int | N
     from .. import __version__
 
     return [__version__, SCHEMA_VERSION, EXPORTER_VERSION, os.path.realpath(checkpoint), tokenizer_pre]
+
+
+def _states(entry: Path, checkpoint: Path, weights: Iterable[Path]) -> dict[str, list[int] | None]:
+    """Of every file that matters; a stamp with fewer of them vouches for nothing."""
+    files = [*weights, *(entry / name for name in (MANIFEST_NAME, *PACKAGE_FILES))]
+    if checkpoint.is_dir():  # its own state tells of files that come and go
+        whole = checkpoint.absolute()
+        files += [whole, *(whole / name for name in CHECKPOINT_FILES)]
+    return {str(path): _state(str(path)) for path in files}
 
 
 def _state(path: str) -> list[int] | None:

@@ -96,8 +96,16 @@ def test_a_damaged_stamp_is_no_stamp(text: str, checkpoint: Path, cache: Path) -
     assert plain(checkpoint, cache) == folder and is_found(checkpoint, cache)
 
 
-def test_a_stamp_whose_files_are_a_list_is_no_stamp(checkpoint: Path, cache: Path) -> None:
+@pytest.mark.parametrize("kind", ["gguf-q8_0", "safetensors"])
+def test_an_incomplete_stamp_is_no_stamp(kind: str, tiny: Tiny, tmp_path: Path, cache: Path) -> None:
+    """Each file that an entry depends on must be in it; nothing changes here but the stamp."""
+    source = tiny("llama", kind)
+    copy = shutil.copytree if source.is_dir() else shutil.copy2
+    checkpoint = Path(copy(source, tmp_path / f"model{source.suffix}"))
     path = stamped(checkpoint, cache) / stamp.STAMP_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": []}))
-    assert not is_found(checkpoint, cache)
+    whole = json.loads(path.read_text())
+    assert is_found(checkpoint, cache)
+    for files in ({}, [], *({n: s for n, s in whole["files"].items() if n != left_out} for left_out in whole["files"])):
+        path.write_text(json.dumps(whole | {"files": files}))
+        assert not is_found(checkpoint, cache), files
     assert plain(checkpoint, cache) == path.parent and is_found(checkpoint, cache)
