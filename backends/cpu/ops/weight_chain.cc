@@ -68,6 +68,10 @@ bool WeightPrefetcher::next_run(int thread, int num_threads) {
   return false;
 }
 
+// Defined here alone: inline ones, which every object file initialises, cannot be linked for Windows.
+thread_local std::shared_ptr<WeightChain::Node> WeightChain::open_;
+thread_local WeightTiles WeightChain::first_;
+
 void WeightChain::begin() { open_.reset(); }
 
 void WeightChain::join(const WeightTiles& tiles, bool last) {

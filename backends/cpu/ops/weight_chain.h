@@ -67,8 +67,8 @@ class WeightChain {
   struct Node {
     WeightTiles next;
   };
-  inline static thread_local std::shared_ptr<Node> open_;  // the last product of a chain that goes on
-  inline static thread_local WeightTiles first_;           // the first product of that chain
+  static thread_local std::shared_ptr<Node> open_;  // the last product of a chain that goes on
+  static thread_local WeightTiles first_;           // the first product of that chain
   std::shared_ptr<Node> node_ = std::make_shared<Node>();
 };
 
