@@ -2,46 +2,73 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from . import provenance
-from .archive import check_checksum
+from .archive import check_checksum, sha256_file
 from .errors import ArchiveError, ManifestError
 from .manifest import check_manifest
 from .matrix import Matrix, load_matrix
-from .names import INDEX_FILES, parse_archive_name
+from .names import CHECKING_FILES, INDEX_FILES, PUBLIC_KEY, VERIFIER, parse_archive_name
+from .page import page
+from .process import run
+from .source import ROOT
 
 RETENTION = "Archives of a stable release stay for good; those of a preview until two later versions are out."
 SCHEMA = "trivet.release-index.v1"
 
 
 def make_index(folder: Path, public_key: Path) -> list[dict[str, Any]]:
-    """Write index.json and index.html in `folder`; ReleaseError for a file that does not belong."""
+    """Write index.json and index.html in `folder`, and the files that strangers check the archives with.
+
+    ReleaseError for a file that does not belong.
+    """
     entries = read_release(folder, public_key)
-    body = {"schema": SCHEMA, "version": entries[0]["version"], "retention": RETENTION, "artifacts": entries}
-    (folder / INDEX_FILES[0]).write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / INDEX_FILES[1]).write_text(page(body), encoding="utf-8")
+    for name, content in _checking_files(public_key).items():
+        (folder / name).write_bytes(content)
+    for name, text in zip(INDEX_FILES, _index_texts(folder, entries), strict=True):
+        (folder / name).write_text(text, encoding="utf-8")
     return entries
 
 
 def check_index(folder: Path, public_key: Path) -> None:
-    """ArchiveError if the two files are not exactly what the archives beside them give."""
+    """ArchiveError if the files of `make_index` are not exactly what the archives beside them and the key give."""
     entries = read_release(folder, public_key)
-    body = {"schema": SCHEMA, "version": entries[0]["version"], "retention": RETENTION, "artifacts": entries}
-    expected = (json.dumps(body, indent=1, ensure_ascii=False) + "\n", page(body))
-    for name, text in zip(INDEX_FILES, expected, strict=True):
+    for name, content in _checking_files(public_key).items():
+        if (folder / name).read_bytes() != content:
+            raise ArchiveError(f"{name} is not the one of this release")
+    for name, text in zip(INDEX_FILES, _index_texts(folder, entries), strict=True):
         if (folder / name).read_text(encoding="utf-8") != text:
             raise ArchiveError(f"{name} is not what the archives give; it was written by hand or is old")
+
+
+def _checking_files(public_key: Path) -> dict[str, bytes]:
+    """Their content. Of the key no more than what is public gets out."""
+    return {
+        VERIFIER: (ROOT / "release" / VERIFIER).read_bytes(),
+        PUBLIC_KEY: run(["openssl", "pkey", "-pubin", "-in", public_key, "-pubout"]).encode(),
+    }
+
+
+def _index_texts(folder: Path, entries: list[dict[str, Any]]) -> tuple[str, str]:
+    body = {
+        "schema": SCHEMA,
+        "version": entries[0]["version"],
+        "retention": RETENTION,
+        "checking_files": [{"name": name, "sha256": sha256_file(folder / name)} for name in CHECKING_FILES],
+        "artifacts": entries,
+    }
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n", page(body)
 
 
 def read_release(folder: Path, public_key: Path) -> list[dict[str, Any]]:
     """Index entries of the archives in `folder`, by artifact id; every file must belong to one release."""
     matrix = load_matrix()
-    names = sorted(path.name for path in folder.iterdir() if path.name not in INDEX_FILES)
+    ours = {*INDEX_FILES, *CHECKING_FILES}
+    names = sorted(path.name for path in folder.iterdir() if path.name not in ours)
     entries = []
     expected: set[str] = set()
     for name in names:
@@ -114,41 +141,3 @@ def index_entry(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "evidence": {name: entry["value"] for name, entry in manifest["evidence"].items()},
         "limits": manifest["limits"],
     }
-
-
-def page(body: Mapping[str, Any]) -> str:
-    """The download page: plain HTML, no script, nothing fetched from elsewhere."""
-    rows = "\n".join(_row(entry) for entry in body["artifacts"])
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>trivet {html.escape(body["version"])}</title>
-<h1>trivet {html.escape(body["version"])}</h1>
-<ol>
-<li>Download an archive, its <code>.sha256</code>, its <code>.provenance.json</code>
-and <code>verify_archive.py</code>.</li>
-<li>Check it, offline: <code>python3 verify_archive.py ARCHIVE --key release.pub</code> (or
-<code>sha256sum -c ARCHIVE.sha256</code> for damage alone).</li>
-<li>Unpack it anywhere: <code>tar xzf ARCHIVE</code>. Run <code>bin/trivet chat --model FILE.gguf</code> or
-<code>bin/trivet serve FILE.gguf</code>. Nothing else is needed: no Python, no compiler, no network.</li>
-</ol>
-<table>
-<tr><th>archive<th>channel<th>size<th>SHA-256<th>needs<th>CPU tiers that were run<th>limits</tr>
-{rows}
-</table>
-<p>{html.escape(body["retention"])}</p>
-</html>
-"""
-
-
-def _row(entry: Mapping[str, Any]) -> str:
-    tiers = [name for name, values in {**entry["cpu_tiers"], **entry["sms"]}.items() if values["runtime_verified"]]
-    floor = entry["abi_floor"]
-    cells = [
-        f'<a href="{html.escape(entry["archive"])}">{html.escape(entry["archive"])}</a>',
-        entry["channel"],
-        f"{entry['size'] / 1e6:.1f} MB",
-        f"<code>{entry['sha256']}</code>",
-        html.escape(", ".join([f"{floor['libc']}", f"a {floor['cpu']} CPU", *entry["driver"]])),
-        html.escape(", ".join(tiers) or "none"),
-        html.escape(" ".join(entry["limits"])),
-    ]
-    return "<tr>" + "".join(f"<td>{cell}" for cell in cells) + "</tr>"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MatrixError
-from .names import INDEX_FILES, ArchiveName, archive_name
+from .names import CHECKING_FILES, INDEX_FILES, ArchiveName, archive_name
 
 MATRIX_FILE = Path(__file__).with_name("release-matrix.json")
 STATES = ("buildable", "pending", "blocked")
@@ -33,6 +33,7 @@ class Tuple:
     external: tuple[str, ...]  # what the machine must bring and the archive must never hold
     limits: tuple[str, ...]  # sentences for the index and the manifest
     size_reason: str = ""  # why its archive may be larger than MAX_ARCHIVE_BYTES; empty = it may not
+    by_hand: str = ""  # why the release workflow does not build it though it is buildable; empty = it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Matrix:
             + ", ".join(entry.artifact_id for entry in self.tuples)
         )
 
+    def released(self) -> tuple[Tuple, ...]:
+        """Those that the release workflow builds, verifies and publishes: all of them or none."""
+        return tuple(entry for entry in self.tuples if entry.state == "buildable" and not entry.by_hand)
+
     def require_buildable(self, artifact_id: str, action: str) -> Tuple:
         """The tuple, if `action` (built, verified, published, indexed) is allowed; else MatrixError with the reason."""
         entry = self.find(artifact_id)
@@ -68,7 +73,7 @@ def size_problems(entry: Tuple, num_bytes: int) -> list[str]:
 
 def asset_names(matrix: Matrix, version: str, asset_sets: tuple[str, ...]) -> list[str]:
     """All file names of a release that holds every tuple of these sets."""
-    names: list[str] = list(INDEX_FILES)
+    names: list[str] = [*INDEX_FILES, *CHECKING_FILES]
     for entry in matrix.tuples:
         if entry.asset_set in asset_sets:
             name = archive_name(version, entry.artifact_id, entry.archive_format)
@@ -79,9 +84,10 @@ def asset_names(matrix: Matrix, version: str, asset_sets: tuple[str, ...]) -> li
 def table(matrix: Matrix) -> list[str]:
     """The matrix for readers, as lines of Markdown; README.md holds exactly these."""
     lines = ["| artifact id | state | at best | why |", "| --- | --- | --- | --- |"]
-    return lines + [
-        f"| {entry.artifact_id} | {entry.state} | {entry.max_channel} | {entry.reason} |" for entry in matrix.tuples
-    ]
+    for entry in matrix.tuples:
+        why = f"by hand alone: {entry.by_hand}" if entry.by_hand else entry.reason
+        lines.append(f"| {entry.artifact_id} | {entry.state} | {entry.max_channel} | {why} |")
+    return lines
 
 
 def load_matrix(path: Path = MATRIX_FILE) -> Matrix:
@@ -124,6 +130,8 @@ def _check_tuple(entry: Tuple, matrix: Matrix) -> None:
         problems.append(f"its state {entry.state!r} is none of {', '.join(STATES)}")
     if (entry.state == "buildable") == bool(entry.reason):
         problems.append("it needs a reason exactly when it is not buildable")
+    if entry.by_hand and entry.state != "buildable":
+        problems.append("it is built by hand and not buildable")
     if entry.max_channel not in CHANNELS or (entry.state == "blocked") != (entry.max_channel == "blocked"):
         problems.append(f"max_channel {entry.max_channel!r} does not go with state {entry.state!r}")
     if entry.backend == "cuda" and entry.sms != matrix.sms:

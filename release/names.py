@@ -11,6 +11,9 @@ PROJECT = "trivet"
 CHECKSUM_SUFFIX = ".sha256"
 PROVENANCE_SUFFIX = ".provenance.json"
 INDEX_FILES = ("index.json", "index.html")
+# What a stranger checks an archive with: published beside the archives, the same for all of them.
+VERIFIER, PUBLIC_KEY = "verify_archive.py", "release.pub"
+CHECKING_FILES = (VERIFIER, PUBLIC_KEY)
 
 _VERSION = r"(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)\.(?:0|[1-9]\d*)(?:-[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)*)?"
 # os-arch[-libc]-backend; the four parts are what release-matrix.json spells out.

@@ -11,7 +11,9 @@ from .source import read_source
 
 
 def plan(tag: str | None) -> dict[str, Any]:
-    """Archives of a release of this tree. No tag = a dry run, which never publishes; ArchiveError for a foreign tag."""
+    """Archives of a release of this tree, which the workflow builds; and why not the others.
+
+    No tag = a dry run, which never publishes; ArchiveError for a foreign tag."""
     source = read_source()
     if tag is not None and version_of_tag(tag) != source.version:
         raise ArchiveError(f"tag {tag}, but the version of the tree is {source.version}")
@@ -26,10 +28,13 @@ def plan(tag: str | None) -> dict[str, Any]:
                 "artifact_id": entry.artifact_id,
                 "archive": str(archive_name(source.version, entry.artifact_id, entry.archive_format)),
             }
-            for entry in matrix.tuples
-            if entry.state == "buildable"
+            for entry in matrix.released()
         ],
         "left_out": {
-            entry.artifact_id: f"{entry.state}: {entry.reason}" for entry in matrix.tuples if entry.state != "buildable"
+            entry.artifact_id: f"buildable by hand: {entry.by_hand}"
+            if entry.by_hand
+            else f"{entry.state}: {entry.reason}"
+            for entry in matrix.tuples
+            if entry not in matrix.released()
         },
     }

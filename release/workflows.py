@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from .errors import MatrixError
 from .matrix import load_matrix
+from .names import CHECKING_FILES, INDEX_FILES, ArchiveName
 from .source import ROOT
 
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
@@ -21,10 +23,19 @@ STAGES: Mapping[str, tuple[list[str], dict[str, str], bool]] = {
     "attest": (["plan", "verify"], {"contents": "read", "id-token": "write", "attestations": "write"}, True),
     "publish": (["plan", "attest"], {"contents": "write"}, True),
 }
+# Jobs that run once for each tuple of a release, and by which names they hand it on. Of publish: once for each tuple.
+TUPLE = "${{ matrix.artifact_id }}"
+HANDOFF: Mapping[str, tuple[str, str]] = {
+    "build": ("", f"unverified-{TUPLE}"),
+    "verify": (f"unverified-{TUPLE}", f"verified-{TUPLE}"),
+    "attest": (f"verified-{TUPLE}", f"attested-{TUPLE}"),
+}
+RELEASE_FILES = "release-files"
 # Tests of the rules, with a mutation for each: plan runs them on a line of their own, before anything is built.
 CHECKED = ("manifest", "matrix", "signing", "workflows")
 CHECKS = f"python3 -m pytest {' '.join(f'tests/release/test_{name}.py' for name in CHECKED)}"
 TAG_ONLY = "github.event_name == 'push' && github.ref_type == 'tag'"
+_TUPLE_NAME = re.compile(r"(?:linux|macos|windows)-(?:x86_64|aarch64|arm64)[a-z0-9-]*")
 _PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 
 
@@ -43,6 +54,9 @@ def workflow_problems(text: str) -> list[str]:
     for name, job in jobs.items():
         out += [f"{name}: {problem}" for problem in [*_job_problems(name, job), *_step_problems(name, job)]]
     out += [f"plan: {problem}" for problem in _check_problems(jobs["plan"])]
+    for name in HANDOFF:
+        out += [f"{name}: {problem}" for problem in _lane_problems(name, jobs[name])]
+    out += [f"publish: {problem}" for problem in _publish_problems(jobs["publish"])]
     out += [f"unpinned or uncommented: {line.strip()}" for line in text.splitlines() if _is_loose(line)]
     return [*out, *_tuple_problems(text)]
 
@@ -62,10 +76,57 @@ def _job_problems(name: str, job: Mapping[str, Any]) -> Iterator[str]:
         yield "has no timeout"
     if unknown := sorted(set(job) - {
         "needs", "runs-on", "container", "timeout-minutes", "permissions", "environment", "if", "steps", "outputs",
+        *(["strategy"] if name in HANDOFF else []),
     }):  # fmt: skip
         yield f"unknown settings: {', '.join(unknown)}"
     if "secrets." in str(job) and name != "attest":
         yield "reads a secret; only attest may"
+
+
+def _lane_problems(name: str, job: Mapping[str, Any]) -> Iterator[str]:
+    """Of a job that runs once for each tuple: exactly the tuples that plan lists, each by its own name throughout."""
+    released = [entry.artifact_id for entry in load_matrix().released()]
+    if job.get("strategy") != {"matrix": {"artifact_id": released}}:
+        yield f"its strategy is {job.get('strategy')}; release-matrix.json releases {', '.join(released)}"
+    if literal := _TUPLE_NAME.findall(str(job["steps"])):
+        yield f"names {', '.join(literal)} in a step, where every tuple must be {TUPLE}"
+    if foreign := {step["env"]["ARTIFACT_ID"] for step in job["steps"] if "ARTIFACT_ID" in step.get("env", {})} - {
+        TUPLE
+    }:
+        yield f"sets ARTIFACT_ID to {', '.join(foreign)}, not {TUPLE}"
+    for action, expected in zip(("download", "upload"), HANDOFF[name], strict=True):
+        if (found := _artifacts(job, action)) != ([expected] if expected else []):
+            yield f"{action}s {', '.join(found) or 'nothing'}, expected {expected or 'nothing'}"
+
+
+def _publish_problems(job: Mapping[str, Any]) -> Iterator[str]:
+    """Every tuple of the release is taken from attest, and each of its files attached; nothing else is."""
+    released = load_matrix().released()
+    expected = [f"attested-{entry.artifact_id}" for entry in released]
+    if (found := _artifacts(job, "download")) != expected:
+        yield f"downloads {', '.join(found)}, expected {', '.join(expected)}"
+    files = [*INDEX_FILES, *CHECKING_FILES]
+    for entry in released:
+        name = ArchiveName("${VERSION}", entry.artifact_id, entry.archive_format)
+        files += [str(name), *name.companions]
+    attached = _attached(job)
+    for file in sorted({f"{RELEASE_FILES}/{name}" for name in files} ^ set(attached)):
+        yield f"{'attaches' if file in attached else 'does not attach'} {file}"
+
+
+def _artifacts(job: Mapping[str, Any], action: str) -> list[str]:
+    """Names of the artifacts that a job downloads or uploads."""
+    steps = [step for step in job["steps"] if step.get("uses", "").startswith(f"actions/{action}-artifact@")]
+    return [str(step.get("with", {}).get("name")) for step in steps]
+
+
+def _attached(job: Mapping[str, Any]) -> list[str]:
+    """The files behind the options of `gh release create`, with the script's own variables filled in."""
+    script = "\n".join(step.get("run", "") for step in job["steps"])
+    words = shlex.split(script.replace("\\\n", " "))
+    values = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
+    files = words[words.index("--notes-file") + 2 :] if "--notes-file" in words else []
+    return [re.sub(r"\$([a-z]+)", lambda match: values.get(match[1], match[0]), word) for word in files]
 
 
 def _check_problems(job: Mapping[str, Any]) -> Iterator[str]:
@@ -106,7 +167,7 @@ def _is_loose(line: str) -> bool:
 
 def _tuple_problems(text: str) -> Iterator[str]:
     matrix = load_matrix()
-    for artifact_id in sorted(set(re.findall(r"(?:linux|macos|windows)-(?:x86_64|aarch64|arm64)[a-z0-9-]*", text))):
+    for artifact_id in sorted(set(_TUPLE_NAME.findall(text))):
         try:
             matrix.require_buildable(artifact_id, "part of a workflow")
         except MatrixError as error:

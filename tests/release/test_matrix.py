@@ -15,7 +15,7 @@ from release.archive import write_archive
 from release.environment import BACK_ENDS
 from release.errors import ArchiveError, MatrixError
 from release.matrix import MATRIX_FILE, Matrix, asset_names, load_matrix, table
-from release.names import archive_name, parse_archive_name, version_of_tag
+from release.names import CHECKING_FILES, archive_name, parse_archive_name, version_of_tag
 from release.verify import VerifyOptions, verify
 
 ISSUE_TUPLES = {
@@ -33,8 +33,9 @@ def test_holds_every_tuple(matrix: Matrix) -> None:
 
 
 def test_number_of_assets(matrix: Matrix) -> None:
-    assert len(asset_names(matrix, "1.2.3", ("release",))) == 26
-    assert len(asset_names(matrix, "1.2.3", ("release", "windows-prerelease"))) == 32
+    """Three for each tuple and two indexes, and the two files that strangers check the archives with."""
+    assert len(asset_names(matrix, "1.2.3", ("release",))) == 26 + len(CHECKING_FILES)
+    assert len(asset_names(matrix, "1.2.3", ("release", "windows-prerelease"))) == 32 + len(CHECKING_FILES)
 
 
 @pytest.mark.parametrize("artifact_id", CLOSED)
@@ -67,6 +68,7 @@ def _changed(tmp_path: Path, artifact_id: str, **fields: Any) -> Path:
     [
         ("linux-x86_64-glibc-cpu", {"state": "blocked"}, "reason"),
         ("linux-x86_64-glibc-rocm", {"state": "buildable"}, "reason"),
+        ("linux-x86_64-glibc-rocm", {"by_hand": "no machine"}, "built by hand and not buildable"),
         ("linux-x86_64-glibc-rocm", {"max_channel": "preview"}, "max_channel"),
         ("linux-x86_64-musl-cpu-static", {"state": "ok"}, "state 'ok'"),
         ("macos-arm64-metal", {"archive_format": "zip"}, "zip"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +24,8 @@ from release.errors import ArchiveError, GateError, ManifestError, MatrixError, 
 from release.evidence import GateResult
 from release.index import check_index, make_index
 from release.matrix import load_matrix
-from release.names import archive_name
+from release.names import CHECKING_FILES, INDEX_FILES, archive_name
+from release.page import STEPS
 from release.verify import VerifyOptions, attest, verify
 
 Keys = dict[str, Path]
@@ -81,6 +84,42 @@ def test_index(archive: Path, keys: Keys) -> None:
     (archive.parent / "index.html").write_text(page.replace("stable", "best"))
     with pytest.raises(ArchiveError, match="by hand or is old"):
         check_index(archive.parent, keys["ours.pub"])
+
+
+def test_the_page_alone_suffices(archive: Path, keys: Keys) -> None:
+    """Each file that it speaks of is linked and there; its lines, typed below it, check and unpack the archive."""
+    folder = archive.parent
+    make_index(folder, keys["ours.pub"])
+    text = (folder / "index.html").read_text()
+    linked = set(re.findall(r'href="([^"]+)"', text))
+    assert linked == {path.name for path in folder.iterdir()} - set(INDEX_FILES)
+    steps = dict(re.findall(r'<pre id="([\w-]+)">(.*?)</pre>', text, re.DOTALL))
+    assert steps["names"].splitlines()[0] == f"ARCHIVE={archive.name}"
+    for name in CHECKING_FILES:
+        assert f"{sha256_file(folder / name)}  {name}" in steps["check"]
+        assert f'"{name}">{name}</a>, SHA-256 <code>{sha256_file(folder / name)}</code>' in text
+    for name in ("check", "check-signature"):
+        done = subprocess.run(
+            ["sh", "-euc", steps[name]], cwd=folder, env=os.environ | {"ARCHIVE": archive.name}, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+    (folder / "verify_archive.py").write_text("print('all is well')\n")
+    done = subprocess.run(["sh", "-euc", steps["check"]], cwd=folder, env=os.environ | {"ARCHIVE": archive.name})
+    assert done.returncode != 0
+    with pytest.raises(ArchiveError, match=r"verify_archive\.py is not the one of this release"):
+        check_index(folder, keys["ours.pub"])
+
+
+def test_the_trial_types_what_the_page_says() -> None:
+    used = set(re.findall(r"\bstep ([\w-]+)\)", (ROOT / "release" / "trial.sh").read_text()))
+    assert used == set(STEPS)
+
+
+def test_only_the_public_half_of_a_key_is_published(archive: Path, keys: Keys, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text(keys["ours"].read_text() + keys["ours.pub"].read_text())
+    make_index(archive.parent, both)
+    assert (archive.parent / "release.pub").read_text() == keys["ours.pub"].read_text()
 
 
 def test_index_refuses_what_does_not_belong(archive: Path, keys: Keys) -> None:

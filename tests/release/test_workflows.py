@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from release.workflows import CHECKS, WORKFLOW, workflow_problems
+from release.matrix import load_matrix
+from release.names import CHECKING_FILES, archive_name
+from release.plan import plan
+from release.workflows import CHECKS, HANDOFF, WORKFLOW, workflow_problems
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def test_the_workflow_keeps_the_rules(text: str) -> None:
             "          pattern: attested-*\n          path: release-files",
             "not flat",
         ),
-        ('"$archive.sha256"', "release-files/*.sha256", "publish: a wildcard in a script"),
+        ('"$cpu.sha256"', "release-files/*.sha256", "publish: a wildcard in a script"),
         ("          path: handoff/unverified\n", "          path: handoff/*\n", "attest: a wildcard in"),
         ("if-no-files-found: error", "if-no-files-found: ignore", "may be empty"),
         ("@11bd71901bbe5b1630ceea73d27597364c9af683  # v4.2.2", "@v4", "unpinned or uncommented"),
@@ -52,8 +55,29 @@ def test_the_workflow_keeps_the_rules(text: str) -> None:
         ("    if: github.event_name == 'push' && github.ref_type == 'tag'\n", "", "attest: condition"),
         ("    needs: [plan, attest]", "    needs: [plan, verify]", "publish: needs"),
         ("    needs: [plan, verify]", "    needs: [plan, build]", "attest: needs"),
-        ("release build linux-x86_64-glibc-cpu", "release build linux-x86_64-glibc-rocm", "is blocked"),
-        ("release build linux-x86_64-glibc-cpu", "release build linux-x86_64-glibc-new", "holds no artifact"),
+        ("[linux-x86_64-glibc-cpu,", "[linux-x86_64-glibc-rocm,", "is blocked"),
+        ("[linux-x86_64-glibc-cpu,", "[linux-x86_64-glibc-new,", "holds no artifact"),
+        (", linux-x86_64-glibc-cuda]", "]", "build: its strategy is"),
+        (", linux-x86_64-glibc-cuda]", ", linux-aarch64-glibc-cpu]", "build: its strategy is"),
+        (
+            "artifact_id: [linux-x86_64-glibc-cpu, linux-x86_64-glibc-cuda]\n",
+            "artifact_id: [linux-x86_64-glibc-cpu, linux-x86_64-glibc-cuda]\n      fail-fast: false\n",
+            "build: its strategy is",
+        ),
+        (
+            'release build "$ARTIFACT_ID"',
+            "release build linux-x86_64-glibc-cpu",
+            "names linux-x86_64-glibc-cpu in a step",
+        ),
+        ("ARTIFACT_ID: ${{ matrix.artifact_id }}", "ARTIFACT_ID: ${{ github.ref_name }}", "build: sets ARTIFACT_ID to"),
+        ("name: verified-${{", "name: unverified-${{", "verify: uploads unverified-"),
+        ("name: attested-${{ matrix.artifact_id }}", "name: attested", "attest: uploads attested, expected"),
+        ("name: attested-linux-x86_64-glibc-cuda", "name: attested-linux-x86_64-glibc-cpu", "publish: downloads"),
+        (' "$cuda" "$cuda.sha256"', ' "$cuda.sha256"', "does not attach release-files/trivet-${VERSION}-linux-x86_64"),
+        (" release-files/verify_archive.py", "", "publish: does not attach release-files/verify_archive.py"),
+        (" release-files/release.pub", "", "publish: does not attach release-files/release.pub"),
+        ("release-files/release.pub", "release-files/release.pub notes.txt", "publish: attaches notes.txt"),
+        ('-cuda.tar.gz"\n', '-cuda.zip"\n', "attaches release-files/trivet-${VERSION}-linux-x86_64-glibc-cuda.zip"),
         (
             "${{ needs.plan.outputs.version }}\n        run: |\n          sudo apt-get update",
             "${{ secrets.V }}\n        run: |\n          sudo apt-get update",
@@ -70,8 +94,8 @@ def test_the_workflow_keeps_the_rules(text: str) -> None:
             "          gh release create x\n",
             "verify: publishes",
         ),
-        ("    timeout-minutes: 150\n", "", "build: has no timeout"),
-        ("    timeout-minutes: 150\n", "    timeout-minutes: 150\n    secrets: inherit\n", "unknown settings: secrets"),
+        ("    timeout-minutes: 300\n", "", "build: has no timeout"),
+        ("    timeout-minutes: 300\n", "    timeout-minutes: 300\n    secrets: inherit\n", "unknown settings: secrets"),
         ("  publish:\n", "  extra:\n", "its jobs are"),
         (f"          {CHECKS}\n", "", "plan: does not run `python3 -m pytest"),
         (CHECKS, f"echo '{CHECKS}'", "plan: does not run"),
@@ -90,3 +114,24 @@ def test_a_broken_rule_is_noticed(old: str, new: str, complaint: str, text: str)
     assert old in text
     found = workflow_problems(text.replace(old, new, 1))
     assert any(complaint in problem for problem in found), found
+
+
+def test_the_workflow_publishes_what_plan_lists(text: str) -> None:
+    """One list in three places: what plan says, what the lanes run for, what publish attaches."""
+    version = plan(None)["version"]
+    planned = [entry["artifact_id"] for entry in plan(None)["archives"]]
+    assert planned == [entry.artifact_id for entry in load_matrix().released()]
+    assert text.count(f"artifact_id: [{', '.join(planned)}]") == len(HANDOFF)
+    for artifact_id in planned:
+        name = archive_name(version, artifact_id, "tar.gz")
+        assert f"name: attested-{artifact_id}\n" in text
+        assert str(name).replace(version, "${VERSION}") in text
+    assert all(f"release-files/{name}" in text for name in CHECKING_FILES)
+
+
+def test_what_the_workflow_leaves_out_has_a_reason() -> None:
+    found = plan(None)
+    every = {entry.artifact_id for entry in load_matrix().tuples}
+    assert every == {entry["artifact_id"] for entry in found["archives"]} | set(found["left_out"])
+    assert found["left_out"]["linux-aarch64-glibc-cpu"].startswith("buildable by hand: it is cross-built on Debian 12")
+    assert all(reason.partition(": ")[2] for reason in found["left_out"].values())
