@@ -155,6 +155,22 @@ def test_index_refuses_a_stale_artifact(archive: Path, keys: Keys, tmp_path: Pat
         make_index(archive.parent, keys["ours.pub"])
 
 
+def test_a_renamed_archive(archive: Path, keys: Keys) -> None:
+    """Under the name of another version, or of another tuple, with a checksum that fits the new name."""
+    for name in (
+        str(archive_name("1.2.4", ARTIFACT, "tar.gz")),
+        str(archive_name("1.2.3", ARTIFACT[:-3] + "cuda", "tar.gz")),
+    ):
+        for path in archive.parent.iterdir():
+            path.rename(path.with_name(path.name.replace(archive.name, name)))
+        archive = archive.with_name(name)
+        Path(f"{archive}.sha256").write_text(f"{sha256_file(archive)}  {name}\n")
+        with pytest.raises(SignatureError, match=r"provenance\.json is about"):
+            make_index(archive.parent, keys["ours.pub"])
+        done = stranger(archive, "--key", keys["ours.pub"])
+        assert done.returncode == 1 and "the provenance is about another archive" in done.stderr
+
+
 def test_index_refuses_unverified_and_blocked(archive: Path, keys: Keys) -> None:
     found = provenance.manifest_of(provenance.read_envelope(archive, None))
     for change, complaint in (({"archive": None}, "not valid"), ({"evidence": None}, "not valid")):
