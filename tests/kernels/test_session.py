@@ -242,15 +242,18 @@ def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> 
 
 
 def test_more_threads_than_cores_do_not_collapse(open_session: Callable[..., ModelSession]) -> None:
-    """Threads that only spin would cost scheduling slices (milliseconds) in each of the step's ~20 regions."""
+    """Threads that wait give their core away: those that only spin would burn all cores."""
     cores = len(os.sched_getaffinity(0))
-    session = open_session(num_threads=4 * cores)
-    times = []
-    for _ in range(30):
-        start = time.perf_counter()
+    cpu = []
+    for num_threads in (cores, 4 * cores):
+        session = open_session(num_threads=num_threads)
         session.run(step_inputs(PROMPT[:8], 0), ["sampled_token_ids"])
-        times.append(time.perf_counter() - start)
-    assert sorted(times)[len(times) // 2] < 0.05
+        start = time.process_time()
+        for _ in range(30):
+            session.run(step_inputs(PROMPT[:8], 0), ["sampled_token_ids"])
+        cpu.append(time.process_time() - start)
+        session.close()
+    assert cpu[1] < 8 * cpu[0], cpu
 
 
 @pytest.mark.parametrize(
@@ -347,20 +350,3 @@ def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(library, "_CPU_LIBRARY", tmp_path / "libtrivet_cpu.so")
     with pytest.raises(LibraryNotFoundError, match=r"not built\. In a checkout run `pip install -e"):
         library.cpu_library_path()
-
-
-def test_overhead_per_run_is_small(open_session: Callable[..., ModelSession]) -> None:
-    """Checks and bindings of 20 inputs; a decode step of a small model takes a few milliseconds."""
-    session = open_session(num_threads=1)
-    inputs = step_inputs([5], 0)
-    device = session._device
-    assert isinstance(device, CpuSession)
-    best = float("inf")
-    for _ in range(200):
-        start = time.perf_counter()
-        session._check_inputs(inputs)
-        binding = device._binding._iobinding
-        for name in session._checks:
-            binding.bind_input(name, inputs[name])
-        best = min(best, time.perf_counter() - start)
-    assert best < 200e-6

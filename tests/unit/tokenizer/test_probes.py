@@ -70,9 +70,7 @@ def test_gguf_ids_equal_llama_cpp(
     name: str, real_model: Callable[[str], Path], probes: dict[str, Any], tokenizer_source: Any, load: Any
 ) -> None:
     metadata = dict(open_checkpoint(real_model(name)).metadata)
-    started = time.process_time()
     tokenizer = load(build_tokenizer(tokenizer_source(metadata=metadata)))
-    assert time.process_time() - started < 10  # 262,144 tokens with scores included
     assert_ids(tokenizer, probes["probes"] + probes["special_probes"][name], probes["llama_cpp"][name]["ids"])
 
 
@@ -128,7 +126,7 @@ def test_model_file_ids_equal_sentencepiece(
 
 
 @pytest.mark.parametrize("character", ["a", "\n", " ", "\t", "é", "🙂", "1", ".", "'"])
-def test_64_kib_of_one_character_encode_in_2_seconds(
+def test_64_kib_of_one_character_cost_no_quadratic_work(
     character: str, smollm2: Tokenizer, tiny_spm: Tokenizer, tiny_bpe: Tokenizer
 ) -> None:
     text = character * (65536 // len(character.encode()))
