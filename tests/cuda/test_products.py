@@ -12,6 +12,7 @@ from trivet.backends.cuda.device import probe_devices
 
 from ..kernels import reference
 from ..kernels.single_op import CUDA_TIER, run_op
+from ..kernels.sizes import sized
 from .require import needs_device
 
 Array = NDArray[Any]
@@ -19,7 +20,7 @@ pytestmark = needs_device
 
 EPSILON = 2.0**-24
 BFLOAT16 = 2.0**-8  # roundings of a weight and of an activation to bfloat16, half a unit in the last place each
-ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65, 130, 300)
+ROWS = sized((1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65, 130, 300), (1, 2, 4, 7, 9, 17, 65, 130))
 
 
 def few_rows(fmt: str) -> int:
@@ -64,10 +65,13 @@ def bound(fmt: str, activation_dtype: str, rows: int, k: int, magnitude: Array) 
 def test_qmatmul_is_close_to_the_exact_product(fmt: str, activation_dtype: str) -> None:
     rng = np.random.default_rng(1)
     block = smallest_k(fmt)
-    shapes = [(rows, n, k) for rows in ROWS for n, k in ((33, 3 * block), (130, max(1184, 5 * block) // block * block))]
+    wide = sized(max(1184, 5 * block), 5 * block) // block * block
+    shapes = [(rows, n, k) for rows in ROWS for n, k in ((33, 3 * block), (130, wide))]
     shapes += [(0, 16, block), (1, 1, block), (20, 1, block), (129, 257, block)]
+    shapes += [(rows, 40, 4352) for rows in (1, 2, 5)]  # several slices of a row
     if fmt in reference.FLOAT_FORMATS:
         shapes += [(3, 5, 1), (5, 18, 37), (40, 18, 37)]
+        shapes += [(1, 9, 16648), (3, 9, 16648)]  # too long for a warp per slice of a row
     for rows, n, k in shapes:
         x = rng.standard_normal((rows, k), np.float32)
         w = reference.random_weight(fmt, n, k, rng)
@@ -86,7 +90,8 @@ def test_a_row_does_not_depend_on_its_company(fmt: str) -> None:
     x = rng.standard_normal((61, k), np.float32)
     weights = [(fmt, reference.random_weight(fmt, 130, k, rng))]
     few = few_rows(fmt)
-    for dtype, sizes in (("float32", (1, 2, 3, 7, 20, 61)), ("int8", (20, 30, 61)), ("int8", (1, 2, 3, few))):
+    together = sized((1, 2, 3, 7, 20, 61), (1, 3, 61))
+    for dtype, sizes in (("float32", together), ("int8", (20, 30, 61)), ("int8", (1, 2, 3, few))):
         whole = qmatmul(x[: max(sizes)], weights, activation_dtype=dtype)
         for size in sizes:
             part = qmatmul(x[:size], weights, activation_dtype=dtype)
@@ -98,7 +103,7 @@ def test_merged_weights_of_different_formats_with_bias_are_the_single_products()
     names = list(FORMATS)
     for rows in (1, 6, 40):
         x = rng.standard_normal((rows, 512), np.float32)
-        for i in range(0, len(names), 2):
+        for i in range(0, len(names), sized(2, 4)):
             picked = [(names[(i + step) % len(names)], n) for step, n in ((0, 40), (1, 7), (5, 16))]
             weights = [(fmt, reference.random_weight(fmt, n, 512, rng)) for fmt, n in picked]
             bias = rng.standard_normal(63).astype(np.float32)

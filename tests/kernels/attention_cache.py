@@ -11,6 +11,7 @@ from trivet.backends.contract.opset import KV_DTYPES
 
 from .reference_attention import AttentionShape, from_kv_dtype, paged_attention, rotary_table
 from .single_op import CUDA_TIER, run_op
+from .sizes import sized
 
 Array = NDArray[Any]
 OUT_BOUND = 2e-5  # absolute; values are of size 1, scores up to some 20
@@ -19,6 +20,9 @@ KV_ULP = {"float32": 2**-23, "float16": 2**-10, "bfloat16": 2**-7, "fp8_e4m3": 2
 KV_STEP = {"fp8_e4m3": 2**-9}  # between numbers around zero, where that is not tiny
 # On CUDA the bits of a long step are those of a short one in this mode only; the CPU's attention has no other.
 EXACT: dict[str, Any] = {"activation_dtype": "float32"}
+LENGTH = sized(330, 140)
+# Decoded token by token: several in a row, across the end of a partition, and the last ones.
+DECODED = sized([*range(250, 262), *range(318, 330)], [*range(126, 130), *range(138, 140)])
 BASE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125)
 
 
@@ -141,31 +145,31 @@ def make_tokens(shape: AttentionShape, *lengths: int) -> list[Array]:
 
 def check_against_reference(shape: AttentionShape, tier: str, options: dict[str, Any]) -> None:
     """Prefill in two unequal chunks, a decode step, and a mixed step of three requests."""
-    cache = Cache(shape, make_tokens(shape, 330, 75, 1), tier, **options)
+    cache = Cache(shape, make_tokens(shape, LENGTH, 75, 1), tier, **options)
     cache.checked_step((0, 0, 70))
-    cache.checked_step((0, 70, 328))
-    cache.checked_step((0, 328, 329), (2, 0, 1), (1, 0, 75))
-    cache.checked_step((0, 329, 330))
+    cache.checked_step((0, 70, LENGTH - 2))
+    cache.checked_step((0, LENGTH - 2, LENGTH - 1), (2, 0, 1), (1, 0, 75))
+    cache.checked_step((0, LENGTH - 1, LENGTH))
 
 
 def check_batching(shape: AttentionShape, tier: str, options: dict[str, Any]) -> None:
     """Whole = token by token = chunks of 7 in a batch of others, on one thread and on three."""
     options = options | EXACT
-    length = 330
-    tokens = make_tokens(shape, length, 40)
-    whole = Cache(shape, tokens, tier, **options).step((0, 0, length))
+    tokens = make_tokens(shape, LENGTH, 40)
+    whole = Cache(shape, tokens, tier, **options).step((0, 0, LENGTH))
     assert np.isfinite(whole).all()
 
     single = Cache(shape, tokens, tier, num_threads=1, **options)
-    single.step((0, 0, 250))
-    for t in [*range(250, 262), *range(318, length)]:
-        if t == 318:
-            single.step((0, 262, 318))
+    done = 0
+    for t in DECODED:
+        if done < t:
+            single.step((0, done, t))
         assert single.step((0, t, t + 1)).tobytes() == whole[t].tobytes(), t
+        done = t + 1
 
     batched = Cache(shape, tokens, tier, num_threads=3, **options)
     batched.step((1, 0, 40))
-    for start in range(0, length, 47):
-        end = min(start + 47, length)
+    for start in range(0, LENGTH, 47):
+        end = min(start + 47, LENGTH)
         out = batched.step((1, 39, 40), (0, start, end), (1, 20, 40))
         assert out[1 : 1 + end - start].tobytes() == whole[start:end].tobytes(), start

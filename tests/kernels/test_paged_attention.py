@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .attention_cache import BASE, EXACT, Cache, check_against_reference, check_batching, make_tokens
 from .reference_attention import AttentionShape, from_kv_dtype, paged_attention
 from .single_op import available_tiers, run_op
+from .sizes import sized
 
 Array = NDArray[Any]
 TIERS = available_tiers()
@@ -75,14 +76,15 @@ def test_bits_do_not_depend_on_batching(name: str, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_long_context_in_partitions(tier: str) -> None:
-    """Decode at 1,100 keys splits into partitions over threads; prefill there does not; one KV head has few items."""
+    """Decode at many keys splits into partitions over threads; prefill there does not; one KV head has few items."""
+    length = sized(1101, 301)
     shape = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=32, kv_dtype="float16")
-    tokens = make_tokens(shape, 1101)
-    whole = Cache(shape, tokens, tier, **EXACT).step((0, 0, 1101))
+    tokens = make_tokens(shape, length)
+    whole = Cache(shape, tokens, tier, **EXACT).step((0, 0, length))
     for threads in (1, 2, 5):
         cache = Cache(shape, tokens, tier, num_threads=threads, **EXACT)
-        cache.step((0, 0, 1100))
-        assert cache.step((0, 1100, 1101)).tobytes() == whole[1100].tobytes()
+        cache.step((0, 0, length - 1))
+        assert cache.step((0, length - 1, length)).tobytes() == whole[length - 1].tobytes()
 
 
 def test_a_shared_prefix_gives_the_same_bits() -> None:
@@ -120,17 +122,18 @@ def test_a_row_never_reads_a_later_value(tier: str) -> None:
 def test_a_window_layer_reads_only_its_window(window: int, tier: str) -> None:
     """Everything older than the window may hold anything: the blocks are there, their content is not looked at."""
     shape = replace(BASE, sliding_window=window, kv_dtype="float16")
-    cache = Cache(shape, make_tokens(shape, 420), tier)
-    cache.step((0, 0, 400))
+    first, end = sized((400, 420), (310, 313))
+    cache = Cache(shape, make_tokens(shape, end), tier)
+    cache.step((0, 0, first))
     before = cache.memory.copy()
-    expected = [cache.step((0, t, t + 1)).tobytes() for t in range(400, 420)]
+    expected = [cache.step((0, t, t + 1)).tobytes() for t in range(first, end)]
     cache.memory = before
-    for t in range(400, 420):
+    for t in range(first, end):
         for position in range(t + 1 - window):
             block, offset = divmod(position, shape.block_size)
             for stored in cache.shape.layer_views(cache.memory):
                 stored[cache.blocks[0][block], :, offset] = np.nan
-        assert cache.step((0, t, t + 1)).tobytes() == expected[t - 400], t
+        assert cache.step((0, t, t + 1)).tobytes() == expected[t - first], t
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -23,10 +23,12 @@ from .reference_sample import (
     uniform,
 )
 from .single_op import available_tiers, run_op
+from .sizes import sized
 
 Array = NDArray[Any]
 TIERS = available_tiers()
 LOGPROB_BOUND = 2e-6  # absolute, for logits of ordinary size
+RANDOM_ROWS = [(1, 4), (5, 40), (33, 100), (500, 300), (4099, 60)]  # (vocab, count)
 
 
 def run_sample(
@@ -72,7 +74,7 @@ def random_row(rng: np.random.Generator, vocab: int) -> Row:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize(("vocab", "count"), [(1, 4), (5, 40), (33, 100), (500, 300), (4099, 60)])
+@pytest.mark.parametrize(("vocab", "count"), sized(RANDOM_ROWS, [(1, 4), (5, 10), (33, 20), (500, 20), (4099, 8)]))
 def test_tokens_equal_reference(tier: str, vocab: int, count: int) -> None:
     rng = np.random.default_rng(vocab)
     logits = (rng.standard_normal((count, vocab)) * rng.uniform(0.3, 6, (count, 1))).astype(np.float32)
@@ -90,7 +92,7 @@ def test_tokens_equal_reference(tier: str, vocab: int, count: int) -> None:
 def test_large_vocabulary(tier: str) -> None:
     """Sizes of real models, where blocks, buckets and selection bounds are all in use."""
     rng = np.random.default_rng(5)
-    vocab = 49152 + 7
+    vocab = sized(49152, 8192) + 7
     logits = (rng.standard_normal((12, vocab)) * 3).astype(np.float32)
     rows = [Row(temperature=0.7, seed=s) for s in range(12)]
     changes: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_k": 50}, {"top_p": 0.9}, {"top_p": 0.01}, {"min_p": 0.05}]
@@ -102,7 +104,7 @@ def test_large_vocabulary(tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("vocab", [1, 7, 500, 5000])
+@pytest.mark.parametrize("vocab", [1, 7, 500, sized(5000, 1100)])
 def test_logprobs_and_ranks(tier: str, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     wanted = [-1, 0, 1, min(5, vocab), vocab]
@@ -155,10 +157,11 @@ def test_logits_that_cannot_be_sampled_give_no_token(tier: str, vocab: int) -> N
 @pytest.mark.parametrize("tier", TIERS)
 def test_rows_do_not_depend_on_each_other(tier: str) -> None:
     rng = np.random.default_rng(11)
-    logits = (rng.standard_normal((16, 999)) * 3).astype(np.float32)
-    rows = [replace(random_row(rng, 999), num_logprobs=3) for _ in range(16)]
+    count = sized(16, 5)
+    logits = (rng.standard_normal((count, 999)) * 3).astype(np.float32)
+    rows = [replace(random_row(rng, 999), num_logprobs=3) for _ in range(count)]
     together = run_sample(logits, rows, tier=tier, max_num_logprobs=3)
-    for s in range(16):
+    for s in range(count):
         alone = run_sample(logits[s : s + 1], rows[s : s + 1], tier=tier, max_num_logprobs=3, num_threads=1)
         for name, value in alone.items():
             assert value[0].tobytes() == together[name][s].tobytes(), name
@@ -166,8 +169,9 @@ def test_rows_do_not_depend_on_each_other(tier: str) -> None:
 
 def test_tiers_agree_bit_for_bit() -> None:
     rng = np.random.default_rng(12)
-    logits = (rng.standard_normal((64, 3001)) * 4).astype(np.float32)
-    rows = [replace(random_row(rng, 3001), num_logprobs=2) for _ in range(64)]
+    count = sized(64, 8)
+    logits = (rng.standard_normal((count, 3001)) * 4).astype(np.float32)
+    rows = [replace(random_row(rng, 3001), num_logprobs=2) for _ in range(count)]
     results = [run_sample(logits, rows, tier=tier, max_num_logprobs=2) for tier in TIERS]
     for name in results[0]:
         assert len({r[name].tobytes() for r in results}) == 1, name
@@ -188,10 +192,10 @@ def test_draw_depends_on_seed_and_offset_only() -> None:
     ids=["plain", "top_k", "top_p", "min_p", "all"],
 )
 def test_draw_frequencies(row: Row) -> None:
-    """Chi-square of 20,000 draws; the limit is 5 standard deviations of the statistic, and the seeds are fixed."""
+    """Chi-square of many draws; the limit is 5 standard deviations of the statistic, and the seeds are fixed."""
     rng = np.random.default_rng(3)
     logits = rng.standard_normal(50).astype(np.float32)
-    draws = 20_000
+    draws = sized(20_000, 500)
     rows = [replace(row, seed=77, offset=i) for i in range(draws)]
     got = run_sample(np.tile(logits, (draws, 1)), rows, tier=TIERS[-1])["sampled_token_ids"]
     probabilities = distribution(logits, row)

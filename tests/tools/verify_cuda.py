@@ -6,6 +6,7 @@
 
 Step models compares real models (those of the test cache, or those given; trim_model.py makes small ones) with the CPU:
 perplexity, greedy tokens, captured against eager steps, alone against batched, preempted and cached.
+Step sanitizer runs the op harness, at small sizes, under memcheck and racecheck.
 Prints a table, writes all figures to FILE and ends with 1 if a step failed. Needs a built libtrivet_cuda and an NVIDIA
 driver.
 """
@@ -15,11 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import onnxruntime as ort
+import sanitize_cuda
 from onnx import helper
 from trivet.backends.contract.formats import FORMATS
 from trivet.backends.contract.opset import DOMAIN, OPSET_VERSION, SESSION_ACTIVATION_DTYPE
@@ -37,19 +37,12 @@ SHAPES = {"1B": [(2048, 8192), (8192, 2048)], "8B": [(4096, 14336), (14336, 4096
 REPEATS = 20
 COPY_BYTES = 1 << 30
 STEPS = ("tests", "models", "sanitizer", "speed")
-HARNESS = [
-    "tests/cuda/test_products.py",
-    *(f"tests/kernels/test_{name}.py" for name in ("norms", "rotary", "paged_attention", "e4m3_cache", "sample")),
-]
 
 
-def pytest_step(
-    arguments: list[str], prefix: list[str], log: Path | None, environment: dict[str, str] | None = None
-) -> dict[str, Any]:
+def tests_step(log: Path | None) -> dict[str, Any]:
     started = time.monotonic()
-    command = [*prefix, sys.executable, "-m", "pytest", "-q", "--no-header", *arguments]
-    variables = os.environ | (environment or {})
-    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "tests/cuda"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     text = done.stdout + done.stderr
     if log is not None:
         log.write_text(text)
@@ -190,24 +183,6 @@ def cached_models() -> list[Path]:
     return sorted(Path(folder).glob("*.gguf"))
 
 
-def sanitizer_step(log: Path | None) -> dict[str, Any]:
-    """memcheck and racecheck over the op harness: a process for each tool and file, one on each core."""
-    if shutil.which("compute-sanitizer") is None:
-        return {"ok": True, "skipped": "compute-sanitizer is not installed"}
-
-    def check(tool: str, file: str) -> tuple[bool, list[str]]:
-        prefix = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "7"]
-        tool_log = log and log.with_name(f"{tool}-{Path(file).stem}.log")
-        one = pytest_step(["--timeout", "0", file], prefix, tool_log, {"TRIVET_KERNEL_TIERS": "cuda"})
-        said = [] if one["ok"] else one["tail"]
-        return one["ok"], [f"{tool} {file}: {outcome(one)}, {one['seconds']:.0f} s", *said]
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [pool.submit(check, tool, file) for tool in ("memcheck", "racecheck") for file in HARNESS]
-        results = [run.result() for run in runs]
-    return {"ok": all(ok for ok, _ in results), "tail": [line for _, lines in results for line in lines]}
-
-
 def outcome(result: dict[str, Any]) -> str:
     if "skipped" in result:
         return f"NOT RUN, {result['skipped']}"
@@ -221,6 +196,7 @@ def main() -> int:
     parser.add_argument("--models", help="GGUF files, separated by commas (default: those of the test cache)")
     parser.add_argument("--formats", default="q4_k,q8_0,q6_k,bf16")
     parser.add_argument("--rows", default="1,4,16,64,2048", help="rows of x, of the products of the step speed")
+    parser.add_argument("--sanitizer-minutes", type=float, default=60.0, help="end it after so long (default: 60)")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.steps.split(",") if name not in STEPS]:
         parser.error(f"--steps: unknown step {unknown[0]!r}; known: {', '.join(STEPS)}")
@@ -232,12 +208,12 @@ def main() -> int:
     results: dict[str, Any] = {"device": facts}
     for name in arguments.steps.split(","):
         if name == "tests":
-            results[name] = pytest_step(["tests/cuda"], [], logs and logs / "tests.log")
+            results[name] = tests_step(logs and logs / "tests.log")
         elif name == "models":
             given = [Path(path) for path in arguments.models.split(",")] if arguments.models else cached_models()
             results[name] = models_step(given)
         elif name == "sanitizer":
-            results[name] = sanitizer_step(logs and logs / "sanitizer.log")
+            results[name] = sanitize_cuda.sanitizer_step(logs, arguments.sanitizer_minutes)
         else:
             results[name] = speed_step(arguments.formats.split(","), [int(m) for m in arguments.rows.split(",")])
         print(f"{name}: {outcome(results[name])}", *results[name].get("tail", []), sep="\n  ", flush=True)
