@@ -83,9 +83,8 @@ Context::Context(int ordinal) : ordinal(ordinal), arena(ordinal) {
   launch.dependent_launch = properties.major >= 9;
   launch.has_wgmma = properties.major == 9 && properties.minor == 0 && matmul_wgmma != nullptr;
   check(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  error_ = static_cast<DeviceError*>(arena.allocate(sizeof(DeviceError)));
-  error_on_host_ = static_cast<DeviceError*>(allocate_pinned(sizeof(DeviceError)));
-  check(cudaMemsetAsync(error_, 0, sizeof(DeviceError), launch.stream), "cudaMemset");
+  error_ = static_cast<DeviceError*>(allocate_pinned(sizeof(DeviceError)));
+  *error_ = {};
 }
 
 Context::~Context() {
@@ -156,12 +155,10 @@ int32_t Context::add_node(const std::string& name) {
 }
 
 std::string Context::finish() {
-  check(cudaMemcpyAsync(error_on_host_, error_, sizeof(DeviceError), cudaMemcpyDeviceToHost, launch.stream),
-        "cudaMemcpy");
   check(cudaStreamSynchronize(launch.stream), "a kernel failed");
-  if (error_on_host_->code == DeviceErrorCode::kNone) return "";
-  check(cudaMemsetAsync(error_, 0, sizeof(DeviceError), launch.stream), "cudaMemset");
-  return nodes_.at(static_cast<size_t>(error_on_host_->node)) + ": " + describe(*error_on_host_);
+  if (error_->code == DeviceErrorCode::kNone) return "";
+  const DeviceError error = std::exchange(*error_, {});
+  return nodes_.at(static_cast<size_t>(error.node)) + ": " + describe(error);
 }
 
 }  // namespace trivet::cuda

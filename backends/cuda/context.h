@@ -127,8 +127,7 @@ class Context {
   bool other_quantized_ = false;
   const float* quantized_source_ = nullptr;
   int64_t quantized_rows_ = 0, quantized_k_ = 0;
-  DeviceError* error_ = nullptr;
-  DeviceError* error_on_host_ = nullptr;
+  DeviceError* error_ = nullptr;  // pinned: kernels write it, no copy of its own ends a step
   std::vector<std::string> nodes_;
   std::mutex pinned_mutex_;
   std::set<void*> pinned_;

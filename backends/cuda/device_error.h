@@ -1,5 +1,5 @@
-// How a kernel on the device reports bad values among its inputs: the first report of a step is kept in device memory,
-// the host reads it when the step has ended and turns it into a message (device_error.cc).
+// How a kernel on the device reports bad values among its inputs: the first report of a step is kept in pinned host
+// memory; the host reads it when the step has ended and turns it into a message (device_error.cc).
 #pragma once
 
 #include <cstdint>

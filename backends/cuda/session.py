@@ -26,6 +26,7 @@ _TOKENS: Final = "sampled_token_ids"
 _HOST_INPUTS: Final = ("kv_layout", "max_num_logprobs")  # kernels read these on the host
 _ALIGNMENT: Final = 256  # bytes, of an input in the staging memory
 _MIN_TABLE_WIDTH: Final = 16  # blocks
+_CONSTANTS: Final = ("query_start_loc", "logits_indices")  # of decode steps of one size
 _LISTS: Final = ("token_history", "allowed_token_ids", "banned_token_ids", "bias_token_ids", "bitmask")
 _EAGER: Final = "-1"  # gpu_graph_id of a run that is not captured
 
@@ -58,6 +59,7 @@ class _Staging:
         self.address = device.allocate(max(end, 1))
         try:
             self._host = device.pinned(end)
+            self._host_address = int(self._host.ctypes.data)
         except BaseException:
             device.release(self.address)
             raise
@@ -69,7 +71,7 @@ class _Staging:
             self.arrays[name] = raw.view(dtype).reshape(shape)
 
     def upload(self) -> None:
-        self._device.copy(self.address, self._host.ctypes.data, self.num_bytes)
+        self._device.copy(self.address, self._host_address, self.num_bytes)
 
     def free(self) -> None:
         self._device.release(self.address)
@@ -97,12 +99,18 @@ class _DecodeStep:
         with ExitStack() as undo:  # a step that does not come about takes no memory
             self._staging = _Staging(device, shapes)
             undo.callback(self._staging.free)
-            self._tokens_address = device.allocate(size * 4)
-            undo.callback(device.release, self._tokens_address)
-            self._tokens = device.pinned(size * 4).view(np.int32)
+            self._tokens = device.pinned(size * 4).view(np.int32)  # where the last kernel writes them
             undo.pop_all()
         self._no_logprobs = ort.OrtValue.ortvalue_from_numpy(np.array(0, np.int32))
-        self._padding = _padding_arrays(shapes, size)
+        padding = _padding_arrays(shapes, size)
+        for name, array in self._staging.arrays.items():
+            array[...] = padding[name]
+        self._block_table = self._staging.arrays["block_table"]
+        self._varying = [
+            (name, array, padding[name])
+            for name, array in self._staging.arrays.items()
+            if array.size and name != "block_table" and name not in _CONSTANTS
+        ]
         self.runs = 0
         self.options = _run_options(str(graph_id), synchronize=False)
         self.eager_options = _run_options(_EAGER, synchronize=False)
@@ -112,25 +120,24 @@ class _DecodeStep:
             binding.bind_input(name, on_device, array.dtype.type, array.shape, address)
         binding.bind_ortvalue_input("max_num_logprobs", self._no_logprobs._ortvalue)
         bind_kv(binding, device, kv)
-        binding.bind_output(_TOKENS, on_device, np.int32, (size,), self._tokens_address)
+        binding.bind_output(_TOKENS, on_device, np.int32, (size,), self._tokens.ctypes.data)
 
     def run(self, session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         rows = len(inputs["input_ids"])
-        for name, target in self._staging.arrays.items():
+        for name, target, padding in self._varying:
             source = inputs[name]
-            if name == "block_table":
-                target[:rows, : source.shape[1]] = source
-                target[:rows, source.shape[1] :] = 0
-                target[rows:] = 0
-                continue
             target[: len(source)] = source
-            target[len(source) :] = self._padding[name][len(source) :]
+            if rows < self.size:
+                target[len(source) :] = padding[len(source) :]
+        table = inputs["block_table"]
+        self._block_table[:rows, : table.shape[1]] = table
+        self._block_table[:rows, table.shape[1] :] = 0
+        self._block_table[rows:] = 0
         self._staging.upload()
         # The first run loads kernels and grows scratch, which a capture had better not see; steps repeat without harm.
         options = self.eager_options if self.runs == 0 else self.options
         session._sess.run_with_iobinding(self.binding, options)
         self.runs += 1
-        self._device.copy(self._tokens.ctypes.data, self._tokens_address, self.size * 4)
         self._device.finish()
         return self._tokens[:rows].copy()
 

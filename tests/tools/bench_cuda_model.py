@@ -142,10 +142,17 @@ def step(tokens: int, computed: int, batch: int, width: int) -> dict[str, NDArra
 
 
 def median_seconds(run: Callable[[dict[str, NDArray[Any]]], Any], steps: list[dict[str, NDArray[Any]]]) -> float:
-    times = []
+    """Arrays whose shape stays are the same objects in every step, as the engine's runner keeps them."""
+    times: list[float] = []
+    kept: dict[str, NDArray[Any]] = {}
     for inputs in steps:
+        for name, value in inputs.items():
+            if name in kept and kept[name].shape == value.shape:
+                kept[name][...] = value
+            else:
+                kept[name] = value.copy()
         started = time.perf_counter()
-        run(inputs)
+        run(kept)
         times.append(time.perf_counter() - started)
     return float(np.median(times))
 

@@ -21,7 +21,7 @@ struct Launch {
 };
 
 struct ErrorSink {
-  DeviceError* error;  // device memory
+  DeviceError* error;  // pinned host memory
   int32_t node;
 };
 
