@@ -82,6 +82,7 @@ Context::Context(int ordinal) : ordinal(ordinal), arena(ordinal) {
   launch.num_multiprocessors = properties.multiProcessorCount;
   launch.dependent_launch = properties.major >= 9;
   launch.has_wgmma = properties.major == 9 && properties.minor == 0 && matmul_wgmma != nullptr;
+  launch.shared_bytes = properties.sharedMemPerBlockOptin;
   check(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), "cudaStreamCreate");
   error_ = static_cast<DeviceError*>(allocate_pinned(sizeof(DeviceError)));
   *error_ = {};

@@ -102,7 +102,7 @@ class Products {
 
   bool takes_int8(const WeightFormat& format) const {
     return session_.activation_dtype == ActivationDtype::kInt8 && format.is_block() &&
-           rows_.count <= few_rows(context_.launch) && matvec_int8_takes(rows_.k);
+           rows_.count <= few_rows(context_.launch) && matvec_int8_takes(context_.launch, format.format, rows_.k);
   }
 
   bool takes_float(const WeightFormat& format) const {

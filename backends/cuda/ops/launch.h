@@ -18,6 +18,7 @@ struct Launch {
   int num_multiprocessors;
   bool dependent_launch;  // the device has programmatic dependent launch (SM 90 and newer)
   bool has_wgmma;         // matmul_wgmma runs on it
+  size_t shared_bytes;    // that a block may have
 };
 
 struct ErrorSink {
@@ -93,12 +94,13 @@ struct Gate {
   QuantizedRows quantized{};  // from int8 products: y once more, as int8; its width is then a multiple of 32
 };
 // matvec_int8.cu: few rows and a block format.
-bool matvec_int8_takes(int64_t k);
+bool matvec_int8_takes(const Launch& on, Format format, int64_t k);
 cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight* weights,
                         int count, const Gate& gate, const Product& out);
-// matvec_float.cu: float32 activations, any number of rows; a row's bits do not depend on the others. A block format,
-// or one of single elements.
+// Float32 activations, any number of rows; a row's bits do not depend on the others.
+// matvec_float.cu: a block format
 cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out);
+// matvec_elements.cu: a format of single elements
 cudaError_t matvec_elements(const Launch& on, ErrorSink sink, const Rows& rows, const Weight* weights, int count,
                             const Gate& gate, const Product& out);
 // matmul_mma.cu: many rows on tensor cores; x as bfloat16 [rows][padded_k], padded_k a multiple of 64.

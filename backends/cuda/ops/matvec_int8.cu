@@ -1,327 +1,70 @@
 // Products of a few rows with block formats: int8 activations, exact integer dots per run of 32 weights, float32 sums.
-// A row of weights is cut into slices of 2048. A warp has one slice of columns of its block; it streams them through a
-// ring in shared memory that is filled before the previous kernel has ended, and keeps its slice of one or two rows of
-// x in registers. A lane takes two runs of a slice, then a fixed tree over lanes, then the slices in order: a sum
-// depends on nothing but its row and column.
-#include <algorithm>
-
-#include "activation.cuh"
 #include "lane_pairs.cuh"
+#include "matvec.cuh"
 
 namespace trivet::cuda {
 namespace {
 
-constexpr int kSliceRuns = 64;  // of 32 weights
-constexpr int kMaxWarps = 16;
-constexpr int kUsualWarps = 8;
-constexpr int64_t kMaxRounds = 64;  // of a block: bounds the sums that it holds
-
-struct Segment {
-  const uint8_t* weight;
-  int64_t columns;
-  int64_t first_column;  // of y and of the bias
-  int64_t first_part;
-};
-
-// A part is kColumns columns of a segment, or, with a gate, half as many of both weights; what a warp makes at a time.
-struct Arguments {
-  QuantizedRows x;
-  int64_t rows;
-  int runs, slices, groups;      // groups of `slices` warps in a block
-  int part_shift, num_segments;  // of a part: log2 of its columns
-  Segment segments[kMaxSegments];
-  int unit_parts, block_units, more_blocks;  // a block has so many units, the first more_blocks of them one more
-  const uint8_t* up;  // null, or the second weight of a gated pair whose first is the only segment
-  int row_bytes;
-  Epilogue epilogue;
-  Product out;
-  QuantizedRows quantized;  // of y
-};
-
-// Of the ring. A slice that is not aligned has something before and after it, and Words read a little ahead.
-template <Format F>
-inline constexpr int kSlotBytes = BlockReader<F>::kBytesOf2048 + (kAligned<F> ? 0 : 32);
-// Columns in flight per warp: so many that three blocks of the usual size share a multiprocessor.
-template <Format F>
-inline constexpr int kStages = kSlotBytes<F> <= 1184 ? 8 : 4;
-static_assert(kSlotBytes<Format::kQ8_0> % 16 == 0 && kSlotBytes<Format::kQ6_K> % 16 == 0);
-
-__device__ __forceinline__ const Segment& segment_of(const Arguments& a, int64_t part) {
-  int index = 0;
-  while (index + 1 < a.num_segments && part >= a.segments[index + 1].first_part) ++index;
-  return a.segments[index];
-}
-
-// Where a lane's 16 bytes of the slices of a part begin. Columns beyond the last one are the last one once more.
-struct Part {
-  const uint8_t *even, *odd;  // items
-  int last;                   // column; -1: there is no such part
-
-  // Item i of the part: column i, or with a gate, gates and ups in turn.
-  __device__ __forceinline__ const uint8_t* item(int i, const Arguments& a) const {
-    const uint64_t column = static_cast<uint32_t>(min(i >> (a.up != nullptr ? 1 : 0), last));
-    return (i % 2 != 0 ? odd : even) + column * static_cast<uint32_t>(a.row_bytes);
-  }
-};
-
-__device__ __forceinline__ Part part_at(const Arguments& a, int64_t part, int64_t first_byte) {
-  const Segment& segment = segment_of(a, part);
-  const int64_t column = (part - segment.first_part) << a.part_shift, byte = column * a.row_bytes + first_byte;
-  const uint8_t* even = segment.weight + byte;
-  return {even, a.up != nullptr ? a.up + byte : even,
-          static_cast<int>(min(int64_t{1} << a.part_shift, segment.columns - column)) - 1};
-}
-
-// Sums of N values over the lanes, as warp_sum makes them; lane l gets that of value l / (32 / N).
-template <int N>
-__device__ __forceinline__ float warp_sums(float (&v)[N]) {
-  const int lane = threadIdx.x & 31;
-  int offset = 16;
-#pragma unroll
-  for (int n = N / 2; n > 0; n /= 2, offset /= 2) {
-    const bool upper = (lane & offset) != 0;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const float give = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
-      v[i] = keep + __shfl_xor_sync(~0u, give, offset);
-    }
-  }
-  for (; offset > 0; offset /= 2) v[0] += __shfl_xor_sync(~0u, v[0], offset);
-  return v[0];
-}
+constexpr int kSliceRuns = 64;  // of 32 weights; a lane takes two of them
 
 template <Format F>
-__device__ __forceinline__ Activations activations(const QuantizedRows& x, int64_t row, int runs, int run) {
-  const int4* values = reinterpret_cast<const int4*>(x.values) + row * runs * 2;
-  const float2* scales = x.scales + row * runs;
-  Activations result;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int wanted = run + i * LanePair<F>::kRunDistance, at = min(wanted, runs - 1);
-    result.values[i][0] = values[at];
-    result.values[i][1] = values[at + runs];
-    const float2 scale = scales[at];
-    result.scales[i] = wanted < runs ? make_float2(scale.x * LanePair<F>::unit(i), scale.y) : make_float2(0.0f, 0.0f);
-  }
-  return result;
-}
-
-// The sums of a block lie in `sums` as [item][row][slice]. A thread finishes a column of a row at a time, a warp 32 in
-// a row, which are quantised together.
-template <int kRows>
-__device__ __forceinline__ void finish_block(const Arguments& a, const float* sums, int64_t first_part, int parts) {
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
-  const int columns = parts << a.part_shift, count = (columns + 31) / 32 * 32 * kRows;
-  const auto total = [&](int item, int row) {
-    const float* slices = sums + (item * kRows + row) * a.slices;
-    float sum = slices[0];
-    for (int s = 1; s < a.slices; ++s) sum += slices[s];
-    return sum;
-  };
-  for (int index = threadIdx.x; index < count; index += blockDim.x) {
-    const int local = index / (32 * kRows) * 32 + index % 32, row = index / 32 % kRows;
-    const Segment& segment = segment_of(a, first_part + (local >> a.part_shift));
-    const int64_t in_segment = (first_part - segment.first_part) * (1 << a.part_shift) + local;
-    float y = 0.0f;
-    if (local < columns && in_segment < segment.columns && first_row + row < a.rows) {
-      const int64_t column = segment.first_column + in_segment;
-      y = finished(total(a.up != nullptr ? 2 * local : local, row), a.out, column);
-      if (a.up != nullptr) {
-        y = gated(y, finished(total(2 * local + 1, row), a.out, segment.columns + column), a.epilogue);
-      }
-      a.out.y[(first_row + row) * a.out.stride + column] = y;
-    }
-    if (a.quantized.values == nullptr) continue;
-    const QuantizedValue q = quantize_lane(y);
-    if (first_row + row < a.rows) store_quantized(a.quantized, first_row + row, segment.columns, in_segment, q);
-  }
-}
-
-template <int kRows>
-inline constexpr int kColumnsOf = kRows <= 4 ? 8 / kRows : 2;  // of a part
-
-// The bound for one row is more than is ever launched: it leaves the registers for three blocks of the usual size.
-template <Format F, int kRows>
-__global__ void __launch_bounds__(kRows == 1 ? 3 * kUsualWarps * 32 : kMaxWarps * 32) matvec_kernel(Arguments a) {
-  using Reader = BlockReader<F>;
+struct Blocks {
+  using Input = QuantizedRows;
+  using X = Activations;
   using Pair = LanePair<F>;
-  constexpr bool kKept = kRows <= 2;  // x stays in registers
-  constexpr int kJoint = 2;           // columns that are made at the same time
-  constexpr int kColumns = kColumnsOf<kRows>, kValues = kColumns * kRows;
-  constexpr int kPieces = (Reader::kBytesOf2048 + (kAligned<F> ? 0 : 30)) / 16;
-  static_assert(kStages<F> % kColumns == 0 || kColumns % kStages<F> == 0);
-  extern __shared__ __align__(16) uint8_t memory[];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int slice = warp % a.slices, group = warp / a.slices;
-  uint8_t* ring = memory + warp * (kStages<F> * kSlotBytes<F>);
-  float* sums = reinterpret_cast<float*>(memory + a.slices * a.groups * (kStages<F> * kSlotBytes<F>));
-  const int block = blockIdx.x;
-  const int64_t first_part = (static_cast<int64_t>(block) * a.block_units + min(block, a.more_blocks)) * a.unit_parts;
-  const int parts = (a.block_units + (block < a.more_blocks ? 1 : 0)) * a.unit_parts;
-  const int64_t first_byte = static_cast<int64_t>(slice) * Reader::kBytesOf2048 + lane * 16;
-  const int bytes = min(a.row_bytes - slice * Reader::kBytesOf2048, Reader::kBytesOf2048);
+  static constexpr int kSliceWeights = kSliceRuns * 32, kSliceBytes = BlockReader<F>::kBytesOf2048;
+  static constexpr bool kAligned = cuda::kAligned<F>;
+  // So many that three blocks of kFewWarps share a multiprocessor.
+  static constexpr int kStages = kSliceBytes + (kAligned ? 0 : 32) <= 1184 ? 8 : 4;
+  static constexpr int kMostThreads = 3 * kFewWarps * 32;  // leaves the registers for three such blocks
+  static_assert((kSliceBytes + (kAligned ? 0 : 32)) % 16 == 0);
 
-  // The groups take the parts of the block in turn.
-  const auto get_part = [&](int local) {
-    if (local >= parts) return Part{nullptr, nullptr, -1};
-    return part_at(a, first_part + local, first_byte);
-  };
-  const auto before = [&](const uint8_t* from) {  // what lies between the last 16-byte border and it
-    return kAligned<F> ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-  };
-  const auto fetch = [&](const Part& part, int item, int slot_index) {
-    if (part.last >= 0) {
-      const uint8_t* from = part.item(item, a);
-      const int extra = before(from), left = extra + bytes - lane * 16;
-      const uint8_t* aligned = from - extra;
-      uint8_t* slot = ring + slot_index * kSlotBytes<F> + lane * 16;
+  struct Place {
+    int runs, run;
+    typename Pair::Place pair;
+    __device__ __forceinline__ Place(int lane, int slice, int k)
+        : runs(k / 32),
+          run(slice * kSliceRuns + Pair::first_run(lane)),
+          pair(Pair::first_run(lane), min(kSliceRuns, runs - slice * kSliceRuns)) {}
+
+    __device__ __forceinline__ X x(const ErrorSink&, const QuantizedRows& rows, int64_t row) const {
+      const int4* values = reinterpret_cast<const int4*>(rows.values) + row * runs * 2;
+      const float2* scales = rows.scales + row * runs;
+      X result;
 #pragma unroll
-      for (int i = 0; i < (kPieces + 31) / 32; ++i) {
-        if (i * 512 < left) copy_async(slot + i * 512, aligned + i * 512);
+      for (int i = 0; i < 2; ++i) {
+        const int wanted = run + i * Pair::kRunDistance, at = min(wanted, runs - 1);
+        result.values[i][0] = values[at];
+        result.values[i][1] = values[at + runs];
+        const float2 scale = scales[at];
+        result.scales[i] = wanted < runs ? make_float2(scale.x * Pair::unit(i), scale.y) : make_float2(0.0f, 0.0f);
       }
+      return result;
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  Part ahead;  // from which columns are fetched
-  int next = group;
-#pragma unroll
-  for (int s = 0; s < kStages<F>; ++s) {
-    if (s % kColumns == 0) {
-      ahead = get_part(next);
-      next += a.groups;
-    }
-    fetch(ahead, s % kColumns, s);
-  }
-  wait_for_previous();
 
-  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
-  const int local_run = Pair::first_run(lane), run = slice * kSliceRuns + local_run;
-  const typename Pair::Place place(local_run, min(kSliceRuns, a.runs - slice * kSliceRuns));
-  const auto row_of_x = [&](int r) { return activations<F>(a.x, min(first_row + r, a.rows - 1), a.runs, run); };
-  Activations kept[kKept ? kRows : 1];
-  if constexpr (kKept) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) kept[r] = row_of_x(r);
-  }
-
-  unsigned step = 0;
-  for (int local = group; local < parts; local += a.groups, step += kColumns) {
-    const Part part = kAligned<F> ? Part{} : kStages<F> <= kColumns ? ahead : get_part(local);
-    const unsigned first_item = kColumns % kStages<F> == 0 ? 0 : step;
-    float acc[kValues] = {};
-#pragma unroll
-    for (int column = 0; column < kColumns; column += kJoint) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages<F> - kJoint) : "memory");
-      __syncwarp();
-      const auto pair_at = [&](int item) {
-        const int extra = kAligned<F> ? 0 : before(part.item(item, a));
-        return Pair({ring + (first_item + item) % kStages<F> * kSlotBytes<F>, extra}, place);
-      };
-      const Pair weights[kJoint] = {pair_at(column), pair_at(column + 1)};
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        Activations x;
-        if constexpr (kKept) {
-          x = kept[r];
-        } else {
-          x = row_of_x(r);
-        }
-#pragma unroll
-        for (int j = 0; j < kJoint; ++j) {
-          float& sum = acc[(column + j) * kRows + r];
-          sum = weights[j].times(x, sum);
-        }
-      }
-      __syncwarp();
-      if ((column + kStages<F>) % kColumns == 0) {
-        ahead = get_part(next);
-        next += a.groups;
-      }
-#pragma unroll
-      for (int j = 0; j < kJoint; ++j) {
-        const int item = column + j;
-        fetch(ahead, (item + kStages<F>) % kColumns, static_cast<int>((first_item + item) % kStages<F>));
-      }
-    }
-    const float sum = warp_sums(acc);
-    constexpr int kLanes = 32 / kValues;
-    if (lane % kLanes == 0) sums[(local * kColumns * kRows + lane / kLanes) * a.slices + slice] = sum;
-  }
-  __syncthreads();
-  finish_block<kRows>(a, sums, first_part, parts);
-}
-
-template <Format F>
-size_t ring_bytes(const Arguments& a) {
-  return static_cast<size_t>(a.slices * a.groups) * kStages<F> * kSlotBytes<F>;
-}
-
-// Blocks of a kernel that one multiprocessor runs at a time.
-template <Format F, int kRows>
-int resident_blocks(const Arguments& a) {
-  const size_t bytes = ring_bytes<F>(a) + 2048;  // and some sums
-  if (bytes > kUsualSharedBytes) {
-    cudaFuncSetAttribute(matvec_kernel<F, kRows>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  }
-  int blocks = 0;
-  const cudaError_t status =
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, matvec_kernel<F, kRows>, a.slices * a.groups * 32, bytes);
-  return status != cudaSuccess || blocks < 1 ? 1 : blocks;
-}
-
-template <Format F, int kRows>
-cudaError_t start(const Launch& on, Arguments a) {
-  constexpr int kColumns = kColumnsOf<kRows>, kShift = kColumns == 8 ? 3 : kColumns == 4 ? 2 : 1;
-  a.part_shift = a.up != nullptr ? kShift - 1 : kShift;
-  int64_t parts = 0;
-  for (int s = 0; s < a.num_segments; ++s) {
-    a.segments[s].first_part = parts;
-    parts += (a.segments[s].columns + (1 << a.part_shift) - 1) >> a.part_shift;
-  }
-  a.unit_parts = a.quantized.values != nullptr ? 32 >> a.part_shift : 1;  // 32 columns are quantised in one place
-  const int64_t units = (parts + a.unit_parts - 1) / a.unit_parts;
-  // All blocks run at once, as many as there can be, so that all multiprocessors have the same share.
-  const int64_t most = static_cast<int64_t>(on.num_multiprocessors) * resident_blocks<F, kRows>(a);
-  const int64_t blocks = std::min(units, std::max(most, parts / (kMaxRounds * a.groups)));
-  a.block_units = static_cast<int>(units / blocks);
-  a.more_blocks = static_cast<int>(units % blocks);
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + kRows - 1) / kRows));
-  const int64_t block_items = static_cast<int64_t>(a.block_units + 1) * a.unit_parts * kColumns;
-  const size_t bytes = ring_bytes<F>(a) + static_cast<size_t>(block_items * kRows * a.slices) * sizeof(float);
-  return launch(on, matvec_kernel<F, kRows>, grid, dim3(static_cast<unsigned>(a.slices * a.groups * 32)), bytes, a);
-}
+  struct Weights : Pair {
+    __device__ __forceinline__ Weights(const SharedBytes& slice, const Place& place) : Pair(slice, place.pair) {}
+  };
+};
 
 }  // namespace
 
-bool matvec_int8_takes(int64_t k) { return k <= int64_t{kMaxWarps} * kSliceRuns * 32; }
+bool matvec_int8_takes(const Launch& on, Format format, int64_t k) {
+  bool fits = false;
+  with_block_format(format, [&](auto tag) {
+    fits = matvec_fits<Blocks<decltype(tag)::value>>(on, k);
+    return cudaSuccess;
+  });
+  return fits;
+}
 
 cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, int64_t k, const Weight* weights,
                         int count, const Gate& gate, const Product& out) {
   if (rows == 0) return cudaSuccess;
-  Arguments a{};
-  a.x = x;
-  a.rows = rows;
-  a.runs = static_cast<int>(k / 32);
-  a.slices = (a.runs + kSliceRuns - 1) / kSliceRuns;
-  a.groups = a.slices < kUsualWarps ? kUsualWarps / a.slices : 1;
-  a.up = gate.up;
-  a.epilogue = gate.epilogue;
-  a.quantized = gate.quantized;
-  a.row_bytes = static_cast<int>(weights[0].row_bytes);
-  a.out = out;
-  a.num_segments = count;
-  int64_t first_column = 0;
-  for (int s = 0; s < count; ++s) {
-    a.segments[s] = {weights[s].data, weights[s].rows, first_column, 0};
-    first_column += weights[s].rows;
-  }
-  return with_block_format(weights[0].format, [&](auto tag) {
-    constexpr Format F = decltype(tag)::value;
-    if (rows == 1) return start<F, 1>(on, a);
-    if (rows == 2) return start<F, 2>(on, a);
-    if (rows <= 4) return start<F, 4>(on, a);
-    return start<F, 8>(on, a);
-  });
+  const auto a = matvec_arguments(x, rows, k, weights, count, gate, out);
+  return with_block_format(weights[0].format,
+                           [&](auto tag) { return matvec<Blocks<decltype(tag)::value>>(on, {}, a); });
 }
 
 }  // namespace trivet::cuda
