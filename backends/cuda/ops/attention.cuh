@@ -309,11 +309,11 @@ __device__ __forceinline__ bool is_last_block(const AttentionParams& p, int64_t 
   return shared;
 }
 
-// Elements d to d + 3 of a head from its partitions, in order, and its (max, sum). Several partitions are loaded at a
-// time.
+// Elements d to d + 3 of a head from its partitions, in order, and its (max, sum). Several partitions are loaded and
+// scaled at a time.
 __device__ __forceinline__ float4 merge_states(const AttentionParams& p, const float* state, int64_t count, int64_t d,
                                                float& max, float& sum) {
-  constexpr int kBatch = 4;
+  constexpr int kBatch = 10;
   const int64_t stride = p.head_dim + kStateExtra;
   float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   for (int64_t from = 0; from < count; from += kBatch) {
@@ -326,8 +326,19 @@ __device__ __forceinline__ float4 merge_states(const AttentionParams& p, const f
       ends[i] = __ldcg(reinterpret_cast<const float2*>(part + p.head_dim));
       if (from + i >= count) ends[i].y = 0.0f;
     }
+    float highest = max;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) out = merged(merge(max, sum, ends[i].x, ends[i].y), out, parts[i]);
+    for (int i = 0; i < kBatch; ++i) highest = ends[i].y != 0.0f ? fmaxf(highest, ends[i].x) : highest;
+    const float kept = exp_difference(max, highest);
+    out = make_float4(__fmul_rn(out.x, kept), __fmul_rn(out.y, kept), __fmul_rn(out.z, kept), __fmul_rn(out.w, kept));
+    sum = __fmul_rn(sum, kept);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float scale = ends[i].y != 0.0f ? exp_difference(ends[i].x, highest) : 0.0f;
+      out = merged({1.0f, scale}, out, parts[i]);
+      sum = __fadd_rn(sum, __fmul_rn(ends[i].y, scale));
+    }
+    max = highest;
   }
   return out;
 }

@@ -45,11 +45,68 @@ __device__ __forceinline__ int64_t request_by_warp(const AttentionParams& p, int
   return max(started - 1, 0);
 }
 
+// HeadInFlight for what most models have: no norms, and halves that are rotated as a whole. A lane has the same
+// elements of both halves, so that none changes lanes; the results are the same bits.
+template <int kDim>
+class HalvesInFlight {
+ public:
+  static __device__ __forceinline__ bool fits(const AttentionParams& p) {
+    return p.rotary_dim == kDim && !p.rope_interleaved && p.q_norm == nullptr && p.k_norm == nullptr;
+  }
+
+  __device__ __forceinline__ void begin(const AttentionParams& p, int64_t token, int64_t head) {
+    const float* source = p.qkv + (token * (p.num_heads + 2 * p.num_kv_heads) + head) * kDim + first();
+    const float* cosines = p.cos_sin + token * kDim + first();
+    is_value_ = head >= p.num_heads + p.num_kv_heads;
+    load(low_, source);
+    load(high_, source + kDim / 2);
+    load(cosine_, cosines);
+    load(sine_, cosines + kDim / 2);
+  }
+
+  template <class Store>
+  __device__ __forceinline__ void finish(const Store& store) const {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const float low = __fsub_rn(__fmul_rn(low_[e], cosine_[e]), __fmul_rn(high_[e], sine_[e]));
+      const float high = __fadd_rn(__fmul_rn(high_[e], cosine_[e]), __fmul_rn(low_[e], sine_[e]));
+      store(first() + e, is_value_ ? low_[e] : low);
+      store(first() + e + kDim / 2, is_value_ ? high_[e] : high);
+    }
+  }
+
+ private:
+  static constexpr int kEach = kDim / 64;  // of a half
+  struct alignas(kEach * sizeof(float)) Floats {
+    float values[kEach];
+  };
+
+  static __device__ __forceinline__ int first() { return (threadIdx.x & 31) * kEach; }
+  static __device__ __forceinline__ void load(float (&to)[kEach], const float* from) {
+    const Floats floats = *reinterpret_cast<const Floats*>(from);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) to[e] = floats.values[e];
+  }
+
+  float low_[kEach], high_[kEach], cosine_[kEach], sine_[kEach];
+  bool is_value_;
+};
+
 // Two heads of a token, whose loads overlap: store(0, i, value) and store(1, i, value). No second one where that is
 // negative.
 template <int kDim, class Store>
 __device__ __forceinline__ void prepare_heads(const AttentionParams& p, int64_t token, int64_t head, int64_t second,
                                               float* staged, const Store& store) {
+  if constexpr (kDim % 64 == 0) {
+    if (HalvesInFlight<kDim>::fits(p)) {
+      HalvesInFlight<kDim> heads[2];
+      heads[0].begin(p, token, head);
+      if (second >= 0) heads[1].begin(p, token, second);
+      heads[0].finish([&](int i, float value) { store(0, i, value); });
+      if (second >= 0) heads[1].finish([&](int i, float value) { store(1, i, value); });
+      return;
+    }
+  }
   HeadInFlight<(kDim + 31) / 32> heads[2];
   heads[0].begin(p, token, head);
   if (second >= 0) heads[1].begin(p, token, second);
