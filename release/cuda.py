@@ -127,13 +127,19 @@ def _compile(folder: Path, packages: Path) -> Path:
     _run_at_fixed_paths(folder, packages, [cmake, "-S", source, "-B", build, *_CMAKE_OPTIONS, *chosen])
     jobs = str(os.cpu_count() or 1)
     _run_at_fixed_paths(folder, packages, [cmake, "--build", build, "--parallel", jobs, "--target", "trivet_cuda"])
-    if "-march=native" in (folder / "build" / "compile_commands.json").read_text(encoding="utf-8"):
-        raise BuildError(
-            "libtrivet_cuda was compiled with -march=native; a release binary is for every CPU of its kind"
-        )
+    refuse_native_code(folder / "build", "libtrivet_cuda")
     stripped = folder / LIBRARY  # of nvcc's temporary file names, too, which are others each time
     run(["strip", "--strip-unneeded", "-o", stripped, folder / "build" / "backends" / "cuda" / LIBRARY])
     return stripped
+
+
+def refuse_native_code(folder: Path, name: str) -> None:
+    """BuildError if a compiler below `folder` was told to use all that this machine's CPU has, or if nobody knows."""
+    commands = [path.read_text(encoding="utf-8") for path in folder.rglob("compile_commands.json")]
+    if not commands:
+        raise BuildError(f"CMake left no compile_commands.json that says how {name} was compiled")
+    if any("-march=native" in text for text in commands):
+        raise BuildError(f"{name} was compiled with -march=native; a release binary is for every CPU of its kind")
 
 
 def _run_at_fixed_paths(folder: Path, packages: Path, command: list[str | Path]) -> None:

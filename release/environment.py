@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .audit import REFUSED_LIBRARIES
-from .cuda import CudaLibrary
+from .cuda import CudaLibrary, refuse_native_code
 from .errors import BuildError
 from .process import run
 from .root import cache_folder, inside, make_whole
@@ -192,10 +192,6 @@ def _trivet_wheel(
         ]
     explicit = [f"--config-settings={setting}" for setting in settings]
     run([*pip, "wheel", "-q", "--no-deps", *explicit, "-w", work / "wheel", work / "source"], env=environment)
-    for commands in (work / "source").rglob("compile_commands.json"):
-        if "-march=native" in commands.read_text(encoding="utf-8"):
-            raise BuildError(
-                "the op library was compiled with -march=native; a release binary is for every CPU of its kind"
-            )
+    refuse_native_code(work / "source", "the op library")
     (found,) = (work / "wheel").glob("trivet-*.whl")
     return found

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Check a trivet release archive, offline. One file: it needs Python 3.8 or newer, and
-`openssl` 3 or newer for the signature.
+"""Check a trivet release archive, offline. One file: it needs Python 3.8 or newer, and `openssl` 3 or newer for
+the signature.
 
     python3 verify_archive.py ARCHIVE --key release.pub      everything
     python3 verify_archive.py ARCHIVE --unsigned             everything but who signed it
 
-ARCHIVE.sha256 and ARCHIVE.provenance.json lie beside the archive. Use the key of an earlier download where you have one:
-a key that came with a changed archive proves nothing. Checked: the checksum; the signature and that it is about these bytes; every file in the
-archive against the manifest that was signed; both SBOMs against every file. The exit status is 0 only if all holds.
+ARCHIVE.sha256 and ARCHIVE.provenance.json lie beside the archive. Use the key of an earlier download if you have one: a
+key that came with a changed archive proves nothing. Checked: the checksum; the signature and that it is about these
+bytes; every file in the archive against the manifest that was signed; both SBOMs against every file. The exit status is
+0 only if all holds.
 """
 
 from __future__ import annotations

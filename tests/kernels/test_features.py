@@ -31,7 +31,7 @@ def probe(folder: Path, *changes: tuple[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     program = folder / "show_features"
-    command = [compiler, "-std=c++20", "-O1", "-static", "-o", program]
+    command: list[str | Path] = [compiler, "-std=c++20", "-O1", "-static", "-o", program]
     subprocess.run([*command, *(folder / name for name in SOURCES)], check=True)
     return program
 
@@ -63,7 +63,15 @@ def test_what_is_missing_is_not_found(cpu: str, expected: set[str], program: Pat
     assert features(program, cpu) == expected
 
 
-def test_without_the_probe_of_the_operating_system(tmp_path: Path) -> None:
-    """Were it taken out, the registers of AVX2 would be used although nobody saves them."""
-    changed = probe(tmp_path, ("(xcr0 & 0x06) == 0x06", "true"))
-    assert features(changed, "max,-xsave") == ALL
+@pytest.mark.parametrize(
+    ("cpu", "old", "new"),
+    [
+        ("max,-xsave", "(xcr0 & 0x06) == 0x06", "true"),
+        ("max,-avx2", "bit(ebx, 5)", "true"),
+        ("max,-fma", "cpu_avx && cpu_fma", "cpu_avx"),
+        ("max,-f16c", "cpu_avx && cpu_f16c", "cpu_avx"),
+    ],
+)
+def test_a_probe_that_is_taken_out(cpu: str, old: str, new: str, tmp_path: Path) -> None:
+    """The program then claims what this CPU lacks, so the cases above would fail."""
+    assert features(probe(tmp_path, (old, new)), cpu) == ALL

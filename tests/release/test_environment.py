@@ -47,3 +47,27 @@ def test_a_stub_driver_in_the_build_tree(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(environment, "run", lambda *_, **__: pytest.fail("something was built"))
     with pytest.raises(BuildError, match=r"in the tree that is built: stubs/libcuda\.so\.1$"):
         environment._trivet_wheel(tmp_path, ["python"], {}, system_for(platform.machine()))
+
+
+@pytest.mark.parametrize(
+    ("commands", "complaint"),
+    [
+        ('[{"command": "c++ -O3 -march=native -c x.cc"}]', "was compiled with -march=native"),
+        (None, r"left no compile_commands\.json"),
+    ],
+)
+def test_code_for_this_machines_cpu(
+    commands: str | None, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the wheel was built; what nobody can read counts as bad."""
+
+    def built(command: list[Any], **_: Any) -> str:
+        if commands is not None:
+            (tmp_path / "source/build/wheel").mkdir(parents=True)
+            (tmp_path / "source/build/wheel/compile_commands.json").write_text(commands)
+        return ""
+
+    monkeypatch.setattr(environment, "copy_source", lambda target: target.mkdir(parents=True))
+    monkeypatch.setattr(environment, "run", built)
+    with pytest.raises(BuildError, match=complaint):
+        environment._trivet_wheel(tmp_path, ["python"], {}, system_for(platform.machine()))

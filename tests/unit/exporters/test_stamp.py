@@ -105,7 +105,9 @@ def test_an_incomplete_stamp_is_no_stamp(kind: str, tiny: Tiny, tmp_path: Path, 
     path = stamped(checkpoint, cache) / stamp.STAMP_NAME
     whole = json.loads(path.read_text())
     assert is_found(checkpoint, cache)
-    for files in ({}, [], *({n: s for n, s in whole["files"].items() if n != left_out} for left_out in whole["files"])):
+    incomplete: list[Any] = [{}, []]
+    incomplete += [{name: whole["files"][name] for name in whole["files"] if name != left} for left in whole["files"]]
+    for files in incomplete:
         path.write_text(json.dumps(whole | {"files": files}))
         assert not is_found(checkpoint, cache), files
     assert plain(checkpoint, cache) == path.parent and is_found(checkpoint, cache)
