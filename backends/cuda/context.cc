@@ -132,22 +132,31 @@ int* Context::zeros(int64_t count) {
 }
 
 QuantizedRows Context::quantized_of(const float* x, int64_t rows, int64_t k) const {
-  const bool same = x != nullptr && x == quantized_source_ && rows == quantized_rows_ && k == quantized_k_;
-  return same ? quantized_ : QuantizedRows{};
+  return quantized_source_.is(x, rows, k) ? quantized_ : QuantizedRows{};
 }
 
 QuantizedRows Context::quantized_for(const float* x, int64_t rows, int64_t k) {
-  other_quantized_ = !other_quantized_;
-  quantized_ = {scratch<int8_t>(other_quantized_ ? kOtherActivations : kActivations, rows * k),
-                scratch<float2>(other_quantized_ ? kOtherScales : kScales, rows * k / 32)};
-  quantized_source_ = x;
-  quantized_rows_ = rows;
-  quantized_k_ = k;
+  const bool other = !quantized_source_.other;
+  quantized_source_ = {x, rows, k, other};
+  quantized_ = {scratch<int8_t>(other ? kOtherActivations : kActivations, rows * k),
+                scratch<float2>(other ? kOtherScales : kScales, rows * k / 32)};
   return quantized_;
 }
 
+void* Context::rounded_of(const float* x, int64_t rows, int64_t k) const {
+  return rounded_source_.is(x, rows, k) ? rounded_ : nullptr;
+}
+
+void* Context::rounded_for(const float* x, int64_t rows, int64_t k) {
+  const bool other = !rounded_source_.other;
+  rounded_source_ = {x, rows, k, other};
+  rounded_ = scratch<uint16_t>(other ? kOtherRounded : kRounded, rows * ((k + 63) / 64 * 64));
+  return rounded_;
+}
+
 void Context::overwritten(const void* x) {
-  if (x == quantized_source_) quantized_source_ = nullptr;
+  if (x == quantized_source_.x) quantized_source_.x = nullptr;
+  if (x == rounded_source_.x) rounded_source_.x = nullptr;
 }
 
 int32_t Context::add_node(const std::string& name) {

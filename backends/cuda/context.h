@@ -71,7 +71,8 @@ class Context {
     kOtherActivations,
     kScales,
     kOtherScales,
-    kRounded,
+    kRounded,  // and the next one, in turn
+    kOtherRounded,
     kDequantized,
     kParts,
     kGates,
@@ -96,10 +97,13 @@ class Context {
   // Memory for the rows at x as int8. The int8 rows made before these are forgotten, but stay readable until the next
   // call.
   QuantizedRows quantized_for(const float* x, int64_t rows, int64_t k);
-  // A kernel writes to x: int8 rows that were made of what lay there are not its rows any more.
+  // The same for bfloat16 rows, which end with zeros up to a multiple of 64.
+  void* rounded_of(const float* x, int64_t rows, int64_t k) const;
+  void* rounded_for(const float* x, int64_t rows, int64_t k);
+  // A kernel writes to x: copies that were made of what lay there are not its copies any more.
   void overwritten(const void* x);
   // A new run begins: what lies where may have changed without a kernel.
-  void forget_quantized() { quantized_source_ = nullptr; }
+  void forget_copies() { quantized_source_.x = rounded_source_.x = nullptr; }
 
   // A number by which kernels report errors of this node.
   int32_t add_node(const std::string& name);
@@ -123,10 +127,17 @@ class Context {
     size_t size = 0;
   };
   Scratch scratch_[kPurposes];
+  struct Source {  // what the last copy was made of
+    const float* x = nullptr;
+    int64_t rows = 0, k = 0;
+    bool other = false;  // of the two scratches
+    bool is(const float* wanted, int64_t wanted_rows, int64_t wanted_k) const {
+      return wanted != nullptr && wanted == x && wanted_rows == rows && wanted_k == k;
+    }
+  };
+  Source quantized_source_, rounded_source_;
   QuantizedRows quantized_{};
-  bool other_quantized_ = false;
-  const float* quantized_source_ = nullptr;
-  int64_t quantized_rows_ = 0, quantized_k_ = 0;
+  void* rounded_ = nullptr;
   DeviceError* error_ = nullptr;  // pinned: kernels write it, no copy of its own ends a step
   std::vector<std::string> nodes_;
   std::mutex pinned_mutex_;

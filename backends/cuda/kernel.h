@@ -17,7 +17,8 @@ inline const OrtEpApi* ep_api = nullptr;
 struct Session {
   Context& context;
   ActivationDtype activation_dtype;
-  bool has_block_formats = false;  // some product of this session takes int8 rows
+  bool has_block_formats = false;      // some product of this session takes int8 rows
+  bool has_bfloat16_products = false;  // some product takes bfloat16 rows, where they are many
 };
 
 Session& session_of(const OrtKernelInfo* info);

@@ -15,7 +15,7 @@ int graph_id(const OrtRunOptions* options) {
 
 void start_run(Provider& p, const OrtRunOptions* options) {
   p.context->make_current();
-  p.context->forget_quantized();
+  p.context->forget_copies();
   p.current = p.capture ? graph_id(options) : kNoGraph;
   if (p.current == kNoGraph || p.graphs.count(p.current) != 0) return;
   check(cudaStreamBeginCapture(p.context->launch.stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");

@@ -70,8 +70,10 @@ def test_qmatmul_is_close_to_the_exact_product(fmt: str, activation_dtype: str) 
     shapes += [(0, 16, block), (1, 1, block), (20, 1, block), (129, 257, block)]
     shapes += [(rows, 40, 4352) for rows in (1, 2, 5)]  # several slices of a row
     if fmt in reference.FLOAT_FORMATS:
-        shapes += [(3, 5, 1), (5, 18, 37), (40, 18, 37)]
+        shapes += [(3, 5, 1), (5, 18, 37), (40, 18, 37), (40, 130, 72), (300, 290, 136)]
         shapes += [(1, 9, 16648), (3, 9, 16648)]  # too long for a warp per slice of a row
+    if fmt == "bf16":
+        shapes += sized([(16, 4100, 2048), (64, 17000, 1032), (129, 6001, 256), (2100, 520, 128)], [(64, 520, 1032)])
     for rows, n, k in shapes:
         x = rng.standard_normal((rows, k), np.float32)
         w = reference.random_weight(fmt, n, k, rng)
@@ -101,7 +103,7 @@ def test_a_row_does_not_depend_on_its_company(fmt: str) -> None:
 def test_merged_weights_of_different_formats_with_bias_are_the_single_products() -> None:
     rng = np.random.default_rng(4)
     names = list(FORMATS)
-    for rows in (1, 6, 40):
+    for rows in (1, 6, 40, 140):
         x = rng.standard_normal((rows, 512), np.float32)
         for i in range(0, len(names), sized(2, 4)):
             picked = [(names[(i + step) % len(names)], n) for step, n in ((0, 40), (1, 7), (5, 16))]
@@ -115,9 +117,9 @@ def test_merged_weights_of_different_formats_with_bias_are_the_single_products()
 @pytest.mark.parametrize("formats", [("q4_k", "q6_k"), ("q4_0", "q4_0"), ("q6_k", "q6_k"), ("bf16", "bf16")])
 def test_gated_epilogues(epilogue: str, function: Any, formats: tuple[str, str]) -> None:
     rng = np.random.default_rng(5)
-    for rows in (1, 5, 33):
+    for rows in (1, 5, 33, 140):
         x = rng.standard_normal((rows, 256), np.float32)
-        for n, bias in [(16, None), (37, rng.standard_normal(74).astype(np.float32) * 30)]:
+        for n, bias in [(64, None), (37, rng.standard_normal(74).astype(np.float32) * 30)]:
             weights = [(fmt, reference.random_weight(fmt, n, 256, rng)) for fmt in formats]
             gate, up = np.split(qmatmul(x, weights, bias=bias).astype(np.float64), 2, axis=1)
             expected = function(gate) * up

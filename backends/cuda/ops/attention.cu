@@ -58,6 +58,8 @@ bool is_split(const AttentionParams& p) {
 
 bool attention_quantizes(const AttentionParams& p) { return is_split(p) && p.head_dim % 32 == 0; }
 
+bool attention_rounds(const AttentionParams& p) { return is_split(p) || attends_on_tensor_cores(p); }
+
 int64_t attention_state_floats(const AttentionParams& p) {
   return is_split(p) ? p.num_tokens * p.num_heads * partitions_of(p) * (p.head_dim + kStateExtra) : 0;
 }

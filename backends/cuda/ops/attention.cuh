@@ -358,7 +358,13 @@ __device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64
       const float scale = final_scale(p, head, max, sum);
       out = make_float4(__fmul_rn(out.x, scale), __fmul_rn(out.y, scale), __fmul_rn(out.z, scale),
                         __fmul_rn(out.w, scale));
-      reinterpret_cast<float4*>(p.out + (token * p.num_heads + first_head) * dim)[at] = out;
+      const int64_t row = (token * p.num_heads + first_head) * dim;
+      reinterpret_cast<float4*>(p.out + row)[at] = out;
+      if (p.rounded != nullptr) {
+        __nv_bfloat162* rounded = static_cast<__nv_bfloat162*>(p.rounded) + row / 2 + 2 * at;
+        rounded[0] = __floats2bfloat162_rn(out.x, out.y);
+        rounded[1] = __floats2bfloat162_rn(out.z, out.w);
+      }
     }
     if (p.quantized.values == nullptr) continue;
     const Quantized8 q = quantize_quad(out);

@@ -168,11 +168,14 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, const Item&
     if (row >= item.tokens * group) continue;
     const int64_t head = kv_head * group + row % group;
     const float scale = final_scale(p, head, rows.max[half], sum);
-    float* out = p.out + ((item.first_token + row / group) * p.num_heads + head) * kDim + lane % 4 * 2;
+    const int64_t at = ((item.first_token + row / group) * p.num_heads + head) * kDim + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
-      *reinterpret_cast<float2*>(out + n * 8) =
-          make_float2(rows.out[n][2 * half] * scale, rows.out[n][2 * half + 1] * scale);
+      const float2 out = make_float2(rows.out[n][2 * half] * scale, rows.out[n][2 * half + 1] * scale);
+      *reinterpret_cast<float2*>(p.out + at + n * 8) = out;
+      if (p.rounded == nullptr) continue;
+      *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.rounded) + at + n * 8) =
+          __floats2bfloat162_rn(out.x, out.y);
     }
   }
 }

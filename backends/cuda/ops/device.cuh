@@ -50,9 +50,10 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global) {
 
 constexpr size_t kUsualSharedBytes = 48 * 1024;  // a kernel may have so many without asking; never set a limit below it
 
+// Every `cluster` neighbouring blocks form a cluster; 1: none do.
 template <class... Parameters, class... Arguments>
-cudaError_t launch(const Launch& on, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                   Arguments... arguments) {
+cudaError_t launch_clusters(const Launch& on, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                            unsigned cluster, Arguments... arguments) {
   if (shared_bytes > kUsualSharedBytes) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
@@ -63,12 +64,25 @@ cudaError_t launch(const Launch& on, void (*kernel)(Parameters...), dim3 grid, d
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = on.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = on.dependent_launch ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (on.dependent_launch) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster, 1, 1};
+  }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(const Launch& on, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                   Arguments... arguments) {
+  return launch_clusters(on, kernel, grid, block, shared_bytes, 1, arguments...);
 }
 
 // Fixed trees: the order of a sum never depends on anything but its length.

@@ -21,6 +21,11 @@ bool wants_int8(const Session& session, int64_t rows) {
          rows <= few_rows(session.context.launch);
 }
 
+bool wants_bfloat16(const Session& session, int64_t rows) {
+  return session.has_bfloat16_products && session.activation_dtype == ActivationDtype::kInt8 &&
+         rows > kFewElementRows && !wants_int8(session, rows);
+}
+
 // --- EmbedTokens, RotaryTable, norms ------------------------------------------------------------------------------
 
 EmbedTokens::EmbedTokens(const KernelInfo& info, Session& session, int32_t node)
@@ -59,12 +64,15 @@ RMSNorm::RMSNorm(const KernelInfo& info, Session& session, int32_t) : session(se
 
 namespace {
 
-// Runs the norm; few rows are written as int8 as well, for the product that usually follows.
+// Runs the norm; its rows are written once more as the product that usually follows takes them.
 void run_norm(Session& session, NormParams p) {
   Context& context = session.context;
   context.overwritten(p.y);
   context.overwritten(p.residual_out);
-  if (wants_int8(session, p.rows) && norm_quantizes(p.n)) p.quantized = context.quantized_for(p.y, p.rows, p.n);
+  if (norm_writes_copies(p.n)) {
+    if (wants_int8(session, p.rows)) p.quantized = context.quantized_for(p.y, p.rows, p.n);
+    if (wants_bfloat16(session, p.rows)) p.rounded = context.rounded_for(p.y, p.rows, p.n);
+  }
   check(rms_norm(context.launch, p), "rms_norm");
 }
 
@@ -73,7 +81,7 @@ void run_norm(Session& session, NormParams p) {
 void RMSNorm::compute(KernelContext& ctx) {
   const NormInputs in = norm_inputs(ctx);
   float* y = ctx.output(0, {in.rows, in.n}).mutable_as<float>();
-  run_norm(session, {in.x, nullptr, in.weight, nullptr, in.rows, in.n, eps, y, nullptr, {}});
+  run_norm(session, {in.x, nullptr, in.weight, nullptr, in.rows, in.n, eps, y, nullptr, {}, nullptr});
 }
 
 AddRMSNorm::AddRMSNorm(const KernelInfo& info, Session& session, int32_t)
@@ -83,7 +91,7 @@ void AddRMSNorm::compute(KernelContext& ctx) {
   const NormInputs in = add_norm_inputs(ctx);
   float* y = ctx.output(0, {in.rows, in.n}).mutable_as<float>();
   float* sum = ctx.output(1, {in.rows, in.n}).mutable_as<float>();
-  run_norm(session, {in.x, in.residual, in.weight, in.post_weight, in.rows, in.n, eps, y, sum, {}});
+  run_norm(session, {in.x, in.residual, in.weight, in.post_weight, in.rows, in.n, eps, y, sum, {}, nullptr});
 }
 
 // --- Products -----------------------------------------------------------------------------------------------------
@@ -115,6 +123,12 @@ class Products {
     return takes_int8(format) || (!format.is_block() && takes_float(format));
   }
 
+  // Whether run_wgmma takes a weight of this format, also together with others.
+  bool takes_wgmma(const WeightFormat& format) const {
+    return context_.launch.has_wgmma && !takes_int8(format) && !takes_float(format) &&
+           (!format.is_block() || rows_.count > kMaxBlocksRows);
+  }
+
   // `count` weights of one format whose columns lie side by side in y.
   void run(const WeightFormat& format, const Weight* weights, int count, const Product& out) {
     if (takes_int8(format)) {
@@ -129,8 +143,10 @@ class Products {
     for (int i = 0; i < count; ++i) {
       if (takes_float(format)) {
         check(matvec_float(context_.launch, sink_, rows_, weights[i], part), "matvec_float");
+      } else if (takes_wgmma(format)) {
+        run_wgmma(weights + i, 1, Epilogue::kNone, part);
       } else if (context_.launch.has_wgmma) {
-        run_wgmma(format, weights[i], part);
+        run_wgmma_blocks(weights[i], part);
       } else {
         check(matmul_mma(context_.launch, rounded(), rows_.count, rows_.k, padded_k(), weights[i], part), "matmul_mma");
       }
@@ -153,37 +169,55 @@ class Products {
     check(matvec_int8(context_.launch, x, rows_.count, rows_.k, &weight, 1, gate, out), "matvec_int8");
   }
 
+  // Many rows, weights of any formats side by side or a gated pair: those that are not bfloat16 rows as the kernel
+  // wants them become such, some columns at a time. A gated product writes y as bfloat16 as well.
+  void run_wgmma(const Weight* weights, int count, Epilogue epilogue, const Product& out) {
+    const void* x = rounded();
+    const int64_t k = padded_k();
+    int64_t widest = 0, made_rows = 0;
+    for (int i = 0; i < count; ++i) {
+      widest = std::max(widest, weights[i].rows);
+      if (!is_wgmma_weight(weights[i])) made_rows += weights[i].rows;
+    }
+    const bool at_once = 2 * k * made_rows <= kMaxDequantized;
+    const int64_t most = at_once ? widest : std::max<int64_t>(256, kMaxDequantized / (2 * k * count) / 256 * 256);
+    uint16_t* scratch = context_.scratch<uint16_t>(Context::kDequantized, k * std::min(made_rows, most * count));
+    const bool rounds = epilogue != Epilogue::kNone && out.stride % 64 == 0;
+    void* rounded_y = rounds ? context_.rounded_for(out.y, rows_.count, out.stride) : nullptr;
+    for (int64_t first = 0; first < widest; first += most) {
+      WgmmaWeight parts[kMaxSegments];
+      int num_parts = 0;
+      uint16_t* made = scratch;
+      for (int64_t i = 0, column = first; i < count; column += weights[i++].rows) {
+        Weight part = weights[i];
+        part.rows = std::min(part.rows - first, most);
+        part.data += first * part.row_bytes;
+        if (part.rows <= 0) continue;
+        const bool ready = is_wgmma_weight(part);
+        if (!ready) check(dequantize_rows(context_.launch, part, rows_.k, k, made), "dequantize_rows");
+        parts[num_parts++] = {ready ? part.data : static_cast<const void*>(made), part.rows, ready ? rows_.k : k,
+                              column, ready};
+        if (!ready) made += part.rows * k;
+      }
+      check(matmul_wgmma(context_.launch, x, rows_.count, k, parts, num_parts, epilogue, rounded_y, out),
+            "matmul_wgmma");
+    }
+  }
+
  private:
   int64_t padded_k() const { return (rows_.k + 63) / 64 * 64; }
 
-  // Many rows: weights that are not bfloat16 rows as the kernel wants them become such, some columns at a time.
-  void run_wgmma(const WeightFormat& format, Weight weight, Product out) {
+  bool is_wgmma_weight(const Weight& weight) const {
+    return weight.format == Format::kBF16 && rows_.k % 8 == 0 && reinterpret_cast<uintptr_t>(weight.data) % 16 == 0;
+  }
+
+  // A block format as it is stored.
+  void run_wgmma_blocks(const Weight& weight, const Product& out) {
     const Launch& launch = context_.launch;
     const int64_t k = padded_k();
-    if (format.is_block() && rows_.count <= kMaxBlocksRows) {
-      const int splits = wgmma_blocks_splits(launch, rows_.count, k, weight);
-      float* parts = context_.scratch<float>(Context::kParts, splits == 1 ? 0 : splits * rows_.count * weight.rows);
-      check(matmul_wgmma_blocks(launch, rounded(), rows_.count, rows_.k, k, weight, parts, out), "matmul_wgmma_blocks");
-      return;
-    }
-    const bool as_stored = weight.format == Format::kBF16 && rows_.k == k;
-    const int64_t most = as_stored ? weight.rows : std::max<int64_t>(128, kMaxDequantized / (2 * k) / 128 * 128);
-    for (int64_t left = weight.rows; left > 0; left -= most) {
-      Weight part = weight;
-      part.rows = std::min(left, most);
-      const void* values = part.data;
-      if (!as_stored) {
-        void* made = context_.scratch<uint16_t>(Context::kDequantized, part.rows * k);
-        check(dequantize_rows(launch, part, rows_.k, k, made), "dequantize_rows");
-        values = made;
-      }
-      const int splits = wgmma_splits(launch, rows_.count, part.rows, k);
-      float* parts = context_.scratch<float>(Context::kParts, splits == 1 ? 0 : splits * rows_.count * part.rows);
-      check(matmul_wgmma(launch, rounded(), rows_.count, k, values, part.rows, parts, out), "matmul_wgmma");
-      weight.data += part.rows * weight.row_bytes;
-      out.y += part.rows;
-      if (out.bias != nullptr) out.bias += part.rows;
-    }
+    const int splits = wgmma_blocks_splits(launch, rows_.count, k, weight);
+    float* parts = context_.scratch<float>(Context::kParts, splits == 1 ? 0 : splits * rows_.count * weight.rows);
+    check(matmul_wgmma_blocks(launch, rounded(), rows_.count, rows_.k, k, weight, parts, out), "matmul_wgmma_blocks");
   }
 
   QuantizedRows quantized() {
@@ -197,10 +231,13 @@ class Products {
     return quantized_;
   }
 
-  void* rounded() {
+  const void* rounded() {
+    const float* x = rows_.index == nullptr ? rows_.x : nullptr;
+    if (rounded_ == nullptr) rounded_ = context_.rounded_of(x, rows_.count, rows_.k);
     if (rounded_ == nullptr) {
-      rounded_ = context_.scratch<uint16_t>(Context::kRounded, rows_.count * padded_k());
-      check(round_rows(context_.launch, sink_, rows_, padded_k(), rounded_), "round_rows");
+      void* made = context_.rounded_for(x, rows_.count, rows_.k);
+      check(round_rows(context_.launch, sink_, rows_, padded_k(), made), "round_rows");
+      rounded_ = made;
     }
     return rounded_;
   }
@@ -210,14 +247,17 @@ class Products {
   const ErrorSink sink_;
   const Rows rows_;
   QuantizedRows quantized_{};
-  void* rounded_ = nullptr;
+  const void* rounded_ = nullptr;
 };
 
 }  // namespace
 
 QMatMul::QMatMul(const KernelInfo& info, Session& session, int32_t node)
     : session(session), node(node), attributes(product_attributes(info)) {
-  for (const WeightFormat* format : attributes.formats) session.has_block_formats |= format->is_block();
+  for (const WeightFormat* format : attributes.formats) {
+    session.has_block_formats |= format->is_block();
+    session.has_bfloat16_products |= format->format != Format::kF32;
+  }
 }
 
 void QMatMul::compute(KernelContext& ctx) {
@@ -234,6 +274,10 @@ void QMatMul::compute(KernelContext& ctx) {
   if (epilogue != Epilogue::kNone && formats[0] == formats[1] && products.takes_gate(*formats[0])) {
     return products.run_gated(*formats[0], weights[0], weights[1].data, epilogue, {y, columns, in.bias, 0.0f});
   }
+  const auto takes_wgmma = [&](const WeightFormat* format) { return products.takes_wgmma(*format); };
+  if (rows > 0 && std::all_of(formats.begin(), formats.end(), takes_wgmma)) {
+    return products.run_wgmma(weights, static_cast<int>(formats.size()), epilogue, {y, columns, in.bias, 0.0f});
+  }
   float* target = epilogue == Epilogue::kNone ? y : session.context.scratch<float>(Context::kGates, rows * total);
   int64_t column = 0;
   for (size_t i = 0, count = 1; i < formats.size(); i += count, count = 1) {
@@ -244,7 +288,10 @@ void QMatMul::compute(KernelContext& ctx) {
     column += width;
   }
   if (epilogue != Epilogue::kNone) {
-    check(gate_rows(session.context.launch, target, rows, columns, epilogue, y), "gate_rows");
+    Context& context = session.context;
+    void* rounded =
+        wants_bfloat16(session, rows) && columns % 64 == 0 ? context.rounded_for(y, rows, columns) : nullptr;
+    check(gate_rows(context.launch, target, rows, columns, epilogue, y, rounded), "gate_rows");
   }
 }
 

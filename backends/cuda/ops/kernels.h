@@ -8,8 +8,9 @@ namespace trivet::cuda {
 
 using WeightFormat = FormatSpec;
 
-// Whether products of so many rows take them as int8 in this session.
+// Whether products of so many rows take them as int8, or as bfloat16, in this session.
 bool wants_int8(const Session& session, int64_t rows);
+bool wants_bfloat16(const Session& session, int64_t rows);
 
 struct EmbedTokens : EmbedTokensSpec {
   EmbedTokens(const KernelInfo& info, Session& session, int32_t node);

@@ -50,9 +50,10 @@ struct NormParams {
   float eps;
   float *y, *residual_out;
   QuantizedRows quantized;
+  void* rounded;  // y once more, as bfloat16; null: not wanted
 };
-// Whether rms_norm can write `quantized` for rows of n.
-bool norm_quantizes(int64_t n);
+// Whether rms_norm can write `quantized` or `rounded` for rows of n.
+bool norm_writes_copies(int64_t n);
 cudaError_t rms_norm(const Launch& on, const NormParams& p);
 
 // --- Products -----------------------------------------------------------------------------------------------------
@@ -83,8 +84,9 @@ struct Product {
 // quantize.cu
 cudaError_t quantize_rows(const Launch& on, ErrorSink sink, const Rows& rows, const QuantizedRows& out);
 cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64_t padded_k, void* bfloat16_out);
-// y[row][i] = act(xy[row][i]) * xy[row][n + i]
-cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y);
+// y[row][i] = act(xy[row][i]) * xy[row][n + i]; in `rounded` once more, as bfloat16, unless that is null
+cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y,
+                      void* rounded);
 
 // Up to kMaxSegments weights of one format side by side, or a gated pair.
 inline constexpr int kMaxSegments = static_cast<int>(kMaxWeights);
@@ -109,12 +111,18 @@ cudaError_t matmul_mma(const Launch& on, const void* x, int64_t rows, int64_t k,
 
 // dequantize.cu: the whole weight as bfloat16 [rows][padded_k]
 cudaError_t dequantize_rows(const Launch& on, const Weight& weight, int64_t k, int64_t padded_k, void* bfloat16_out);
-// matmul_wgmma.cu (SM 90a only, null in a library without it): many rows; x and weight as bfloat16 rows of padded_k, a
-// multiple of 64. `parts` holds wgmma_splits() * rows * columns floats, and is not used where that is one split.
-[[gnu::weak]] int wgmma_splits(const Launch& on, int64_t rows, int64_t columns, int64_t padded_k);
+// matmul_wgmma.cu (SM 90a only, null in a library without it): more than a few rows, x as bfloat16 [rows][padded_k],
+// padded_k a multiple of 64. Up to kMaxSegments weights, or a gated pair of one size; that one's y is written to
+// `rounded` [rows][out.stride] as bfloat16, too, unless that is null.
+struct WgmmaWeight {
+  const void* data;  // bfloat16 [rows][k], aligned to 16 bytes; k a multiple of 8, up to padded_k
+  int64_t rows, k;
+  int64_t column;  // where its columns begin in y and bias; of the second of a pair, in bias alone
+  bool constant;   // no kernel of this step writes it
+};
 [[gnu::weak]] cudaError_t matmul_wgmma(const Launch& on, const void* x, int64_t rows, int64_t padded_k,
-                                       const void* weight, int64_t columns, float* parts, const Product& out);
-cudaError_t sum_parts(const Launch& on, float* parts, int splits, int64_t rows, int64_t columns, const Product& out);
+                                       const WgmmaWeight* weights, int count, Epilogue epilogue, void* rounded,
+                                       const Product& out);
 // matmul_wgmma_blocks.cu (SM 90a only): up to kMaxBlocksRows rows and a block format, as stored
 inline constexpr int64_t kMaxBlocksRows = 64;
 [[gnu::weak]] int wgmma_blocks_splits(const Launch& on, int64_t rows, int64_t padded_k, const Weight& weight);
@@ -141,10 +149,12 @@ struct AttentionParams {
   int* arrived;             // attention_counters() zeros, which they are again afterwards
   bool tensor_cores;        // where a step of many tokens can use them
   QuantizedRows quantized;  // of a split step with head_dim % 32 == 0: `out` once more, as int8
+  void* rounded;            // `out` once more, as bfloat16; null: not wanted
 };
 
-// attention.cu: all of it. Whether it can write `quantized`:
+// attention.cu: all of it. Whether it can write `quantized`, and `rounded`:
 bool attention_quantizes(const AttentionParams& p);
+bool attention_rounds(const AttentionParams& p);
 // Floats of scratch for partial results, 0 when the step is not split.
 int64_t attention_state_floats(const AttentionParams& p);
 int64_t attention_counters(const AttentionParams& p);

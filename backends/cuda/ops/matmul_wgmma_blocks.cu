@@ -12,6 +12,40 @@ constexpr int kTileColumns = 128, kTileK = 64, kThreads = 256;
 constexpr int kStageSteps = 4, kStages = 2;   // steps of kTileK per stage of stored weights
 constexpr int kRowTiles = 4, kRowsAhead = 2;  // of x, one for each step
 
+// Where the sums of a product go: y, or its part of k in `parts` [splits][rows][columns], to be added up by sum_kernel.
+struct Sums {
+  int64_t rows, columns;
+  int splits;
+  float* parts;  // null if not split
+  Product out;
+};
+
+// A warpgroup's 64 columns from first_column by N rows from first_row.
+template <int N>
+__device__ __forceinline__ void store_sums(const Sums& a, const float (&sums)[N / 2], int64_t first_row,
+                                           int64_t first_column) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
+  const int64_t column = first_column + warp * 16 + lane / 4;
+  float* parts = a.parts == nullptr ? nullptr : a.parts + blockIdx.z * a.rows * a.columns;
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const int64_t row = first_row + i / 4 * 8 + lane % 4 * 2 + i % 2, at = column + i / 2 % 2 * 8;
+    if (row >= a.rows || at >= a.columns) continue;
+    if (parts != nullptr) {
+      parts[row * a.columns + at] = sums[i];
+    } else {
+      a.out.y[row * a.out.stride + at] = finished(sums[i], a.out, at);
+    }
+  }
+}
+
+// How many parts k is cut into so that there are `blocks` blocks, or a little less.
+int splits_of(int64_t blocks, int64_t tiles, int64_t most) {
+  int64_t splits = blocks / tiles;
+  if (splits > most) splits = most;
+  return static_cast<int>(splits < 1 ? 1 : splits > 8 ? 8 : splits);
+}
+
 struct Arguments {
   const __nv_bfloat16* x;
   Weight weight;
@@ -133,6 +167,15 @@ __global__ void __launch_bounds__(kThreads, 2) blocks_kernel(Arguments a) {
   store_sums<kRows>(a.sums, sums, first_row, first_column + warpgroup * 64);
 }
 
+__global__ void __launch_bounds__(kThreads) sum_kernel(Sums a) {
+  wait_for_previous();
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, count = a.rows * a.columns;
+  if (at >= count) return;
+  float sum = a.parts[at];
+  for (int s = 1; s < a.splits; ++s) sum += a.parts[s * count + at];
+  a.out.y[at / a.columns * a.out.stride + at % a.columns] = finished(sum, a.out, at % a.columns);
+}
+
 template <Format F, int kRows>
 cudaError_t start(const Launch& on, const Arguments& a) {
   const dim3 grid(static_cast<unsigned>((a.sums.rows + kRows - 1) / kRows),
@@ -167,7 +210,10 @@ cudaError_t matmul_wgmma_blocks(const Launch& on, const void* x, int64_t rows, i
     constexpr Format F = decltype(tag)::value;
     return rows <= 16 ? start<F, 16>(on, a) : start<F, 64>(on, a);
   });
-  return status != cudaSuccess || splits == 1 ? status : sum_parts(on, parts, splits, rows, weight.rows, out);
+  if (status != cudaSuccess || splits == 1) return status;
+  const int64_t count = rows * weight.rows;
+  return launch(on, sum_kernel, dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)), dim3(kThreads), 0,
+                a.sums);
 }
 
 }  // namespace trivet::cuda

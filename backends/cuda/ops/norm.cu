@@ -113,6 +113,11 @@ __global__ void __launch_bounds__(kThreadsOf<kQuads>) norm_quads_kernel(NormPara
       const float4 y = scaled(v[j], scale, w[j]);
       if (pass == 1 && p.residual_out != nullptr) reinterpret_cast<float4*>(p.residual_out + at)[i] = v[j];
       if (pass == 1) reinterpret_cast<float4*>(p.y + at)[i] = y;
+      if (pass == 1 && p.rounded != nullptr) {
+        __nv_bfloat162* rounded = static_cast<__nv_bfloat162*>(p.rounded) + at / 2 + 2 * i;
+        rounded[0] = __floats2bfloat162_rn(y.x, y.y);
+        rounded[1] = __floats2bfloat162_rn(y.z, y.w);
+      }
       if (p.quantized.values == nullptr) continue;
       const Quantized8 q = quantize_quad(y);
       if (pass == 1) store_quantized(p.quantized, blockIdx.x, p.n, i, q);
@@ -138,12 +143,12 @@ __global__ void rotary_kernel(ErrorSink sink, const int32_t* positions, int64_t 
 
 }  // namespace
 
-bool norm_quantizes(int64_t n) { return n % 128 == 0 && n <= 4 * kMostThreads * kMostQuads; }
+bool norm_writes_copies(int64_t n) { return n % 128 == 0 && n <= 4 * kMostThreads * kMostQuads; }
 
 cudaError_t rms_norm(const Launch& on, const NormParams& p) {
   if (p.rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(p.rows));
-  if (!norm_quantizes(p.n)) return launch(on, norm_kernel, grid, dim3(kThreads), 0, p);
+  if (!norm_writes_copies(p.n)) return launch(on, norm_kernel, grid, dim3(kThreads), 0, p);
   const int64_t quads = p.n / 4;
   const int per_thread = quads <= kThreads ? 1 : quads <= 2 * kThreads ? 2 : quads <= 4 * kThreads ? 4 : kMostQuads;
   const dim3 block(static_cast<unsigned>((quads / 32 + per_thread - 1) / per_thread * 32));

@@ -43,12 +43,15 @@ __global__ void round_kernel(ErrorSink sink, Rows rows, int64_t padded_k, __nv_b
   *reinterpret_cast<uint4*>(out + row * padded_k + at) = *reinterpret_cast<const uint4*>(pairs);
 }
 
-__global__ void gate_kernel(const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y) {
+__global__ void gate_kernel(const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y,
+                            __nv_bfloat16* rounded) {
   wait_for_previous();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at >= rows * n) return;
   const int64_t row = at / n, column = at % n;
-  y[at] = gated(xy[row * 2 * n + column], xy[row * 2 * n + n + column], epilogue);
+  const float value = gated(xy[row * 2 * n + column], xy[row * 2 * n + n + column], epilogue);
+  y[at] = value;
+  if (rounded != nullptr) rounded[at] = __float2bfloat16_rn(value);
 }
 
 }  // namespace
@@ -65,10 +68,11 @@ cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64
   return launch(on, round_kernel, grid, dim3(128), 0, sink, rows, padded_k, static_cast<__nv_bfloat16*>(bfloat16_out));
 }
 
-cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y) {
+cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y,
+                      void* rounded) {
   if (rows * n == 0) return cudaSuccess;
   return launch(on, gate_kernel, dim3(static_cast<unsigned>((rows * n + 255) / 256)), dim3(256), 0, xy, rows, n,
-                epilogue, y);
+                epilogue, y, static_cast<__nv_bfloat16*>(rounded));
 }
 
 }  // namespace trivet::cuda

@@ -58,6 +58,9 @@ void PagedAttention::compute(KernelContext& ctx) {
   if (wants_int8(session, p.num_tokens) && attention_quantizes(p)) {
     p.quantized = context.quantized_for(p.out, p.num_tokens, p.num_heads * p.head_dim);
   }
+  if (wants_bfloat16(session, p.num_tokens) && attention_rounds(p) && p.num_heads * p.head_dim % 64 == 0) {
+    p.rounded = context.rounded_for(p.out, p.num_tokens, p.num_heads * p.head_dim);
+  }
   check(paged_attention(context.launch, context.sink(node), p), "paged_attention");
 }
 

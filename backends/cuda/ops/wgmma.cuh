@@ -53,26 +53,6 @@ __device__ __forceinline__ void wgmma<64>(float (&d)[32], uint64_t a, uint64_t b
 }
 
 template <>
-__device__ __forceinline__ void wgmma<128>(float (&d)[64], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, 1, 1, 1, 0, 0;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b));
-}
-
-template <>
 __device__ __forceinline__ void wgmma<256>(float (&d)[128], uint64_t a, uint64_t b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
@@ -102,40 +82,6 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[128], uint64_t a, uint64_t
         "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),
         "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
       : "l"(a), "l"(b));
-}
-
-// Where the sums of a product go: y, or its part of k in `parts` [splits][rows][columns], to be added up by sum_parts.
-struct Sums {
-  int64_t rows, columns;
-  int splits;
-  float* parts;  // null if not split
-  Product out;
-};
-
-// A warpgroup's 64 columns from first_column by N rows from first_row.
-template <int N>
-__device__ __forceinline__ void store_sums(const Sums& a, const float (&sums)[N / 2], int64_t first_row,
-                                           int64_t first_column) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
-  const int64_t column = first_column + warp * 16 + lane / 4;
-  float* parts = a.parts == nullptr ? nullptr : a.parts + blockIdx.z * a.rows * a.columns;
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    const int64_t row = first_row + i / 4 * 8 + lane % 4 * 2 + i % 2, at = column + i / 2 % 2 * 8;
-    if (row >= a.rows || at >= a.columns) continue;
-    if (parts != nullptr) {
-      parts[row * a.columns + at] = sums[i];
-    } else {
-      a.out.y[row * a.out.stride + at] = finished(sums[i], a.out, at);
-    }
-  }
-}
-
-// How many parts k is cut into so that there are `blocks` blocks, or a little less.
-inline int splits_of(int64_t blocks, int64_t tiles, int64_t most) {
-  int64_t splits = blocks / tiles;
-  if (splits > most) splits = most;
-  return static_cast<int>(splits < 1 ? 1 : splits > 8 ? 8 : splits);
 }
 
 }  // namespace trivet::cuda
