@@ -14,6 +14,7 @@ from ..contract.opset import SESSION_ACTIVATION_DTYPE, SESSION_CPU_TIER, SESSION
 from ..errors import BackendError, SessionCreateError
 from ..library import cpu_library_path, probe_cpu, select_tier
 from ..ort import KV_INPUTS, KV_OUTPUT, host_device, session_options, translated
+from .external_data import external_tensors
 from .weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class CpuSession:
 
         self.tier = select_tier(settings.cpu_tier)
         self.num_threads = settings.num_threads or int(probe_cpu()["num_threads"])
+        self._weight_values: list[tuple[Any, NDArray[np.uint8]]] = []  # the session refers to them
         self._weights = WeightFiles([Path(settings.source_dir) / name for name in settings.source_names])
         try:
             self._session = self._open(model, settings)
@@ -65,6 +67,10 @@ class CpuSession:
             options.add_session_config_entry(key, value)
         with translated(SessionCreateError, "cannot load the model"):
             options.register_custom_ops_library(str(cpu_library_path()))
+            for name, array in self._weights.arrays(external_tensors(model)):
+                value = ort.OrtValue.ortvalue_from_numpy(array)  # wraps the array's memory
+                options.add_initializer(name, value)
+                self._weight_values.append((value, array))
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def allocate_kv_cache(self, num_blocks: int, layer_bytes: Sequence[int], layout: NDArray[np.int32]) -> None:
@@ -126,6 +132,7 @@ class CpuSession:
         self._binding = None
         self._bound_inputs.clear()
         self._session = None
+        self._weight_values.clear()
         self._weights.close()
 
 

@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CheckpointChangedError, SessionCreateError
+from .external_data import ExternalTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class WeightFiles:
-    """Mapped weight files, held open to notice between steps when one gets another size.
+    """Weight files, mapped whole, and held open to notice between steps when one gets another size.
+
+    Most tensors are too short for a huge page, whole files are not, and cores that stream weights through small pages
+    wait for addresses, too. Linux gives huge pages to what it reads from disk for these maps, and to files that were
+    written in pieces of that size.
 
     Reading what was cut off ends the process (SIGBUS), and a file that is copied over is read as garbage. A file that
     is replaced (renamed, as downloads and exports do) is another file: what is mapped stays as it was.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises SessionCreateError when one cannot be opened."""
+        """Raises SessionCreateError when one cannot be opened or mapped."""
         self._files: list[tuple[Path, int, int]] = []  # path, descriptor, bytes
+        self._maps: dict[str, mmap.mmap] = {}  # by file name
         with ExitStack() as undo:
             undo.callback(self.close)
             for path in paths:
                 try:
                     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-                except OSError as error:
-                    raise SessionCreateError(f"{path}: cannot be opened: {error.strerror}") from error
-                self._files.append((path, descriptor, os.fstat(descriptor).st_size))
+                    self._files.append((path, descriptor, os.fstat(descriptor).st_size))
+                    self._maps[path.name] = _map_file(descriptor)
+                except (OSError, ValueError) as error:
+                    reason = getattr(error, "strerror", None) or error
+                    raise SessionCreateError(f"{path}: cannot be opened: {reason}") from error
             undo.pop_all()
+
+    def arrays(self, tensors: Iterable[ExternalTensor]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """Names and content of tensors, which lies in the maps.
+
+        Raises SessionCreateError for a tensor that is not within one of the files.
+        """
+        import numpy as np
+
+        for tensor in tensors:
+            weights = self._maps.get(tensor.location)
+            length = int(np.prod(tensor.shape))
+            if weights is None or tensor.offset + length > len(weights):
+                raise SessionCreateError(
+                    f"weight {tensor.name!r}: bytes {tensor.offset} to {tensor.offset + length} of {tensor.location!r} "
+                    "are not in the checkpoint files of this package: export the checkpoint again"
+                )
+            yield tensor.name, np.frombuffer(weights, np.uint8, length, tensor.offset).reshape(tensor.shape)
 
     def check(self) -> None:
         """Raise CheckpointChangedError when a file is not as long as it was."""
@@ -41,5 +72,16 @@ class WeightFiles:
                 )
 
     def close(self) -> None:
+        """Close the files. A map lives as long as an array of arrays()."""
+        self._maps.clear()
         while self._files:
             os.close(self._files.pop()[1])
+
+
+def _map_file(descriptor: int) -> mmap.mmap:
+    """A read-only map of a whole file. Raises OSError, and ValueError for an empty file."""
+    weights = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            weights.madvise(mmap.MADV_HUGEPAGE)
+    return weights

@@ -325,6 +325,22 @@ def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
         ModelSession(package, manifest)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are counted in /proc")
+def test_a_weight_file_is_mapped_once_and_given_back(package: Path) -> None:
+    """Parts of it would be too short for huge pages."""
+    manifest = read_manifest(package)
+    name = manifest.sources[0].name
+
+    def maps() -> int:
+        return sum(line.rstrip().endswith(f"/{name}") for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = maps()
+    session = ModelSession(package, manifest)
+    assert maps() == before + 1
+    session.close()
+    assert maps() == before
+
+
 def test_outputs_of_the_run_before_are_forgotten(open_session: Callable[..., ModelSession]) -> None:
     session = open_session()
     logits = logits_of(session, [41])

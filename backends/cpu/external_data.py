@@ -1,0 +1,91 @@
+"""Where the weights of a serialised graph lie. The onnx package could tell, too, but its import takes half a start."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+# Field numbers of onnx.proto.
+_GRAPH: Final = 7  # of ModelProto
+_INITIALIZER: Final = 5  # of GraphProto
+_DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14  # of TensorProto
+_KEY, _VALUE = 1, 2  # of StringStringEntryProto
+_UINT8: Final = 2  # a data_type
+_EXTERNAL: Final = 1  # a data_location
+
+_NUMBER, _BYTES = 0, 2  # wire types
+_FIXED: Final = {1: 8, 5: 4}  # wire type -> bytes
+
+
+class ExternalTensor(NamedTuple):
+    """A uint8 tensor whose content is in a file beside the graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    location: str  # file name
+    offset: int
+
+
+def external_tensors(model: bytes) -> Iterator[ExternalTensor]:
+    """The external initializers of a serialised ModelProto.
+
+    Raises ValueError when `model` is not one, or one of them is not uint8 or not as long as its shape says.
+    """
+    for graph in _Message(memoryview(model)).parts[_GRAPH]:
+        for initializer in _Message(graph).parts[_INITIALIZER]:
+            tensor = _Message(initializer)
+            if tensor.numbers[_DATA_LOCATION] == [_EXTERNAL]:
+                yield _external_tensor(tensor)
+
+
+def _external_tensor(tensor: _Message) -> ExternalTensor:
+    name, shape = tensor.text(_NAME), tuple(tensor.numbers[_DIMS])
+    entries = [_Message(entry) for entry in tensor.parts[_EXTERNAL_DATA]]
+    place = {entry.text(_KEY): entry.text(_VALUE) for entry in entries}
+    if tensor.numbers[_DATA_TYPE] != [_UINT8] or place.get("length") != str(math.prod(shape)):
+        raise ValueError(f"weight {name!r}: expected the bytes of a uint8 tensor of shape {shape}, got {place}")
+    return ExternalTensor(name, shape, place["location"], int(place["offset"]))
+
+
+class _Message:
+    """A protobuf message's fields by number; wire types other than numbers and bytes are skipped."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.numbers: defaultdict[int, list[int]] = defaultdict(list)
+        self.parts: defaultdict[int, list[memoryview]] = defaultdict(list)
+        at = 0
+        while at < len(data):
+            tag, at = _number(data, at)
+            field, wire_type = tag >> 3, tag & 7
+            if wire_type in _FIXED:
+                at += _FIXED[wire_type]
+            elif wire_type in (_NUMBER, _BYTES):
+                value, at = _number(data, at)
+                if wire_type == _NUMBER:
+                    self.numbers[field].append(value)
+                    continue
+                self.parts[field].append(data[at : at + value])
+                at += value
+            else:
+                raise ValueError(f"not a graph: wire type {wire_type}")
+        if at != len(data):
+            raise ValueError("not a graph: a field ends past the end")
+
+    def text(self, field: int) -> str:
+        return bytes(self.parts[field][-1]).decode() if field in self.parts else ""
+
+
+def _number(data: memoryview, at: int) -> tuple[int, int]:
+    """The varint at `at`, and where it ends."""
+    if at < len(data) and data[at] < 0x80:  # nearly all are that short
+        return data[at], at + 1
+    value = shift = 0
+    for byte in data[at : at + 10]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+    raise ValueError("not a graph: a number without an end")
