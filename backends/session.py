@@ -58,7 +58,10 @@ class DeviceSession(Protocol):
         """Whole KV blocks (from, to), in order, before what run() does next."""
 
     def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """All graph inputs but the KV cache's -> `outputs` in host memory. Lets onnxruntime's exceptions through."""
+        """All graph inputs but the KV cache's -> `outputs` in host memory. Lets onnxruntime's exceptions through.
+
+        A mapping object of the last run has the array objects that it had then.
+        """
 
     def interrupt(self) -> None:
         """See ModelSession."""
@@ -115,6 +118,7 @@ class ModelSession:
         self.tier, self.num_threads = self._device.tier, self._device.num_threads
         self._outputs = set(self._device.output_names) - {KV_OUTPUT}
         self._checked: dict[str, NDArray[Any]] = {}  # inputs of the last run
+        self._places: tuple[list[str], list[int]] = [], []  # their names and the ids of their arrays, which live on
         self._has_kv_cache, self._num_blocks = False, 0
         self._closed = False
 
@@ -159,16 +163,17 @@ class ModelSession:
         """
         if not self._has_kv_cache or self._closed:
             raise BackendError("run: call allocate_kv_cache first, and not after close")
-        known = self._checked
-        if not known or known.keys() != inputs.keys() or any(inputs[name] is not known[name] for name in known):
+        places = [*inputs], [*map(id, inputs.values())]
+        if places != self._places:
+            self._places = [], []
             self._check_inputs(inputs)
-            self._checked = dict(inputs)
+            self._checked, self._places = dict(inputs), places
         names = (*outputs, *self._extra_outputs)
         for name in names:
             if name not in self._outputs:
                 raise InvalidInputError(f"output {name!r}: the graph has {sorted(self._outputs)}")
         with translated(KernelError, "step failed"):
-            return self._device.run(inputs, names)
+            return self._device.run(self._checked, names)
 
     def interrupt(self) -> None:
         """End the run() under way at its next node, with an exception, and every later one; called from any thread.
@@ -208,7 +213,7 @@ class ModelSession:
         """Free the session and the KV cache; run() fails afterwards. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._checked.clear()
+            self._checked, self._places = {}, ([], [])
             self._device.close()
 
 

@@ -47,8 +47,9 @@ class CpuSession:
         self.output_names = [value.name for value in self._session.get_outputs()]
         self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
         self._binding: Any = self._session.io_binding()
-        self._bound_inputs: dict[str, NDArray[Any]] = {}
+        self._bound_inputs: Mapping[str, NDArray[Any]] = {}
         self._bound_outputs: tuple[str, ...] = ()
+        self._results: dict[str, NDArray[Any]] = {}  # of the outputs that are bound: onnxruntime writes to them again
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4
         self._kv_values: tuple[Any, Any] | None = None
@@ -102,15 +103,24 @@ class CpuSession:
         """Inputs that are arrays of the last run stay bound; if all are, its results are overwritten."""
         self._weights.check()
         binding = self._binding._iobinding  # without the wrapper's per-call checks
-        changed = [name for name in self._step_inputs if self._bound_inputs.get(name) is not inputs[name]]
-        for name in changed:
-            binding.bind_input(name, inputs[name])
-            self._bound_inputs[name] = inputs[name]
-        if changed or tuple(outputs) != self._bound_outputs:
-            self._bind_outputs(tuple(outputs))
+        names = tuple(outputs)
+        if inputs is not self._bound_inputs or names != self._bound_outputs:
+            self._bind(inputs, names)
         self._session._sess.run_with_iobinding(binding, self._run_options)
-        values = binding.get_outputs()
-        return {name: values[i].numpy() for i, name in enumerate(outputs, start=1)}
+        if not self._results:
+            values = binding.get_outputs()
+            self._results = {name: values[i].numpy() for i, name in enumerate(names, start=1)}
+        return dict(self._results)
+
+    def _bind(self, inputs: Mapping[str, NDArray[Any]], outputs: tuple[str, ...]) -> None:
+        self._results = {}
+        binding, known = self._binding._iobinding, self._bound_inputs
+        self._bound_inputs = {}  # until all are bound
+        for name in self._step_inputs:
+            if known.get(name) is not inputs[name]:
+                binding.bind_input(name, inputs[name])
+        self._bind_outputs(outputs)
+        self._bound_inputs = inputs
 
     def _bind_outputs(self, names: tuple[str, ...]) -> None:
         """Onnxruntime insists on the shapes of outputs that are bound already."""
@@ -130,7 +140,7 @@ class CpuSession:
         self._kv_layers = []
         self._kv_values = None
         self._binding = None
-        self._bound_inputs.clear()
+        self._bound_inputs, self._results = {}, {}
         self._session = None
         self._weight_values.clear()
         self._weights.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..request import Request, RequestStatus
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from .messages import EngineCoreRequest
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot that any thread may read. Counters count from the start of the engine."""
 
     scheduler: SchedulerStats
@@ -57,7 +57,7 @@ class EngineCore:
     def abort_requests(self, request_ids: Iterable[str] | None) -> None:
         """End requests (None: all) without an output. Their blocks are free when this returns."""
         if self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED):
-            self._snapshot(0, 0, 0)
+            self._refresh_stats()
 
     def has_requests(self) -> bool:
         """Whether step() has something to do."""
@@ -71,14 +71,19 @@ class EngineCore:
         scheduler_output = self._scheduler.schedule()
         runner_output = self._runner.execute(scheduler_output)
         outputs = self._scheduler.update_from_output(scheduler_output, runner_output)
-        generated = sum(len(output.new_token_ids) for output in outputs.outputs)
-        self._snapshot(1, scheduler_output.total_num_scheduled_tokens, generated)
+        old = self.stats
+        self.stats = EngineStats(
+            outputs.scheduler_stats,
+            old.num_steps + 1,
+            old.num_computed_tokens + scheduler_output.total_num_scheduled_tokens,
+            old.num_generated_tokens + sum(len(output.new_token_ids) for output in outputs.outputs),
+        )
         return outputs
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False: requests are running, nothing was done."""
         done = self._scheduler.reset_prefix_cache()
-        self._snapshot(0, 0, 0)
+        self._refresh_stats()
         return done
 
     def close(self) -> None:
@@ -90,11 +95,5 @@ class EngineCore:
             finally:
                 close_model()
 
-    def _snapshot(self, steps: int, computed: int, generated: int) -> None:
-        old = self.stats
-        self.stats = EngineStats(
-            self._scheduler.make_stats(computed),
-            old.num_steps + steps,
-            old.num_computed_tokens + computed,
-            old.num_generated_tokens + generated,
-        )
+    def _refresh_stats(self) -> None:
+        self.stats = msgspec.structs.replace(self.stats, scheduler=self._scheduler.make_stats())

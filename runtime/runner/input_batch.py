@@ -12,6 +12,7 @@ from .sampling_state import NO_TOKEN_LEFT, ROW_LISTS, SamplingState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..request import Request
     from ..scheduler.output import ScheduledRequest, SchedulerOutput
 
 _OFFSET = SAMPLING_INTS.index("offset")
@@ -35,6 +36,14 @@ class BatchInputs(NamedTuple):
     rows: list[SampleRow]
     wants_logprobs: bool
     errors: dict[str, str]  # requests that no token can be drawn for; the token of their row means nothing
+
+
+class _DecodeStep(NamedTuple):
+    """A step of one token per request that the next one may repeat, with other tokens only."""
+
+    requests: list[Request]
+    states: list[_RequestState]
+    inputs: BatchInputs
 
 
 class _RequestState:
@@ -99,6 +108,7 @@ class InputBatch:
         self._reserve_rows(max_num_seqs)
         self.bitmask = np.zeros((0, 0), np.int32)
         self.max_num_logprobs = np.zeros((), np.int32)
+        self._decode_step: _DecodeStep | None = None  # the last step, if it was one
         self._views: dict[str, tuple[NDArray[Any], int, NDArray[Any]]] = {}  # name -> buffer, rows, its front
 
     def _reserve_rows(self, num_rows: int) -> None:
@@ -111,9 +121,42 @@ class InputBatch:
         """Drop the state of requests that finished or lost their blocks."""
         for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
             self.states.pop(request_id, None)
+            self._decode_step = None
 
     def build(self, output: SchedulerOutput) -> BatchInputs:
         """Inputs of a step that schedules at least one token."""
+        if self._decode_step is not None and self._repeats(output.scheduled, self._decode_step):
+            return self._repeat(output.scheduled, self._decode_step)
+        inputs = self._build(output)
+        self._decode_step = self._as_decode_step(output.scheduled, inputs)
+        return inputs
+
+    def _as_decode_step(self, scheduled: list[ScheduledRequest], inputs: BatchInputs) -> _DecodeStep | None:
+        if inputs.errors or not len(inputs.rows) == len(scheduled) == len(inputs.arrays["input_ids"]):
+            return None
+        states = [self.states[s.request.request_id] for s in scheduled]
+        if any(row.is_prompt for row in inputs.rows) or any(state.sampling.has_lists for state in states):
+            return None
+        return _DecodeStep([s.request for s in scheduled], states, inputs)
+
+    def _repeats(self, scheduled: list[ScheduledRequest], last: _DecodeStep) -> bool:
+        """Whether the same requests are scheduled for one token each, and none has a new KV block."""
+        return len(scheduled) == len(last.requests) and all(
+            item.request is request and item.num_scheduled_tokens == 1 and len(item.block_ids) == state.num_blocks
+            for item, request, state in zip(scheduled, last.requests, last.states, strict=True)
+        )
+
+    def _repeat(self, scheduled: list[ScheduledRequest], last: _DecodeStep) -> BatchInputs:
+        """The last step's arrays with what changes from token to token. (The host's part of most steps.)"""
+        for index, item in enumerate(scheduled):
+            first = item.num_computed_tokens
+            self.input_ids[index] = item.request.token_ids_np[first]
+            self._place_tokens(last.states[index], index, first, 1)
+            self.seq_lens[index] = first + 1
+            self.sampling_ints[index, _OFFSET] = item.request.num_output_tokens
+        return last.inputs._replace(errors={})
+
+    def _build(self, output: SchedulerOutput) -> BatchInputs:
         num_requests = len(output.scheduled)
         width = max(len(s.block_ids) for s in output.scheduled)
         if self._block_table.shape != (num_requests, width):
