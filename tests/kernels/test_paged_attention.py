@@ -99,6 +99,31 @@ def test_a_shared_prefix_gives_the_same_bits() -> None:
     assert shared.step((1, 64, 101)).tobytes() == alone[64:].tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_requests_that_decode_behind_a_shared_prefix_give_the_bits_of_each_alone(tier: str, dtype: str) -> None:
+    """Some share two partitions of 256 keys, one of them only one, and one shares nothing."""
+    shape = replace(BASE, kv_dtype=dtype, head_dim=32)
+    lengths = [530, 600, 513, 777, 540, 300, 701, 560]
+    prompts = make_tokens(shape, *lengths)
+    whole, half = 512 // shape.block_size, 256 // shape.block_size
+    tables, free = [], 1
+    for r, length in enumerate(lengths):
+        shared = {0: 0, 4: half, 5: half, 6: 0}.get(r, whole)
+        own = -(-length // shape.block_size) - shared
+        tables.append(tables[0][:shared] + list(range(free, free + own)) if r else list(range(1, 1 + own)))
+        free += own
+        prompts[r][: shared * shape.block_size] = prompts[0][: shared * shape.block_size]
+    alone = [Cache(shape, [prompt], tier).step((0, 0, len(prompt)))[-1] for prompt in prompts]
+    for threads in (1, 2):
+        cache = Cache(shape, prompts, tier, num_threads=threads, blocks=tables)
+        for r, length in enumerate(lengths):
+            cache.step((r, 0, length - 1))
+        got = cache.step(*((r, length - 1, length) for r, length in enumerate(lengths)))
+        for r in range(len(lengths)):
+            assert got[r].tobytes() == alone[r].tobytes(), r
+
+
 def test_slot_minus_one_does_not_write() -> None:
     cache = Cache(BASE, make_tokens(BASE, 20), TIERS[-1])
     first = cache.step((0, 0, 20))

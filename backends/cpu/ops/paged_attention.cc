@@ -79,6 +79,8 @@ class Attention {
     item_tokens_ = std::clamp(spread, std::min(most, ceil_div(kMinItemRows, p_.group)), most);
     max_rows_ = item_tokens_ * p_.group;
     state_floats_ = max_rows_ * (p_.padded_dim + 2);
+    // As many requests as leave every thread several items: an item of many is not split over threads.
+    most_sharing_ = std::min(item_tokens_, p_.num_tokens * p_.num_kv_heads / (kTasksPerThread * pool_.num_threads()));
   }
 
   void run() {
@@ -91,7 +93,7 @@ class Attention {
       }
     });
     const bool few = num_items_ < kTasksPerThread * pool_.num_threads();
-    if (few && parallel_ && num_tasks_ > num_items_ && num_tasks_ * state_floats_ <= kMaxSplitFloats) {
+    if (few && !shares_ && parallel_ && num_tasks_ > num_items_ && num_tasks_ * state_floats_ <= kMaxSplitFloats) {
       run_split();
     } else {
       for_each(num_items_, parallel_, [&](int64_t i) { run_item(items_[i]); });
@@ -105,6 +107,34 @@ class Attention {
     for (int64_t i = 0; i < n; ++i) f(i);
   }
 
+  // Requests from one on that one item serves.
+  struct Sharing {
+    int64_t requests, partitions, lowest_position;
+  };
+
+  bool has_one_token(int64_t r) const { return p_.query_start_loc[r + 1] - p_.query_start_loc[r] == 1; }
+
+  Sharing sharing_from(int64_t r) const {
+    Sharing found{1, 0, 0};
+    if (p_.sliding_window > 0 || !has_one_token(r)) return found;
+    found.lowest_position = p_.positions[p_.query_start_loc[r]];
+    found.partitions = found.lowest_position / kPartitionKeys;
+    const int32_t* first = p_.block_table + r * p_.max_blocks;
+    for (int64_t next = r + 1; next < p_.num_requests && found.requests < most_sharing_; ++next, ++found.requests) {
+      if (!has_one_token(next)) break;
+      const int64_t lowest = std::min<int64_t>(found.lowest_position, p_.positions[p_.query_start_loc[next]]);
+      const int64_t partitions = std::min(found.partitions, lowest / kPartitionKeys);
+      const int32_t* blocks = p_.block_table + next * p_.max_blocks;
+      const int64_t count = ceil_div(partitions * kPartitionKeys, p_.block_size);
+      const int64_t same = std::mismatch(first, first + count, blocks).first - first;
+      const int64_t shared = std::min(partitions, same * p_.block_size / kPartitionKeys);
+      if (shared == 0) break;
+      found.partitions = shared;
+      found.lowest_position = lowest;
+    }
+    return found;
+  }
+
   // Late tokens first: they see the most keys, so the short tasks fill up the end.
   void make_items() {
     int64_t bound = 0;
@@ -113,8 +143,18 @@ class Attention {
     }
     items_ = ThreadScratch::get<AttentionItem>(kItems, bound);
     int64_t work = 0;
-    for (int64_t r = 0; r < p_.num_requests; ++r) {
+    for (int64_t r = 0, requests; r < p_.num_requests; r += requests) {
       const int64_t start = p_.query_start_loc[r], end = p_.query_start_loc[r + 1];
+      const Sharing sharing = sharing_from(r);
+      requests = sharing.requests;
+      if (requests > 1) {
+        for (int64_t kv_head = 0; kv_head < p_.num_kv_heads; ++kv_head) {
+          items_[num_items_++] = {r, kv_head, start, requests, sharing.lowest_position, sharing.partitions};
+        }
+        shares_ = true;
+        work += 2 * requests * (sharing.lowest_position + 1) * p_.num_heads * p_.head_dim;
+        continue;
+      }
       for (int64_t tile = ceil_div(end - start, item_tokens_) - 1; tile >= 0; --tile) {
         const int64_t first = start + tile * item_tokens_;
         const int64_t tokens = std::min(item_tokens_, end - first);
@@ -151,12 +191,29 @@ class Attention {
     AttentionScratch scratch;
     float* states = thread_floats(scratch);
     const AttentionState part = state_at(states), total = state_at(states + state_floats_);
-    const int64_t rows = item.num_tokens * p_.group;
-    clear(total, rows);
-    for (int64_t i = first_partition(p_, item); i < end_partition(item); ++i) {
-      kernels_.attend(p_, item, i, i + 1 < end_partition(item), queries_, scratch, part);
-      kernels_.merge(p_, rows, part, total);
+    clear(total, item.num_tokens * p_.group);
+    if (item.shared_partitions == 0) return attend_all(item, first_partition(p_, item), scratch, part, total);
+    attend(item, 0, item.shared_partitions, scratch, part, total);
+    for (int64_t i = 0; i < item.num_tokens; ++i) {
+      const int64_t token = item.first_token + i, row = i * p_.group;
+      const AttentionItem own{item.request + i, item.kv_head, token, 1, p_.positions[token]};
+      attend_all(own, item.shared_partitions, scratch, part,
+                 {total.max + row, total.sum + row, total.acc + row * p_.padded_dim});
     }
+  }
+
+  void attend(const AttentionItem& item, int64_t first, int64_t end, const AttentionScratch& scratch,
+              const AttentionState& part, const AttentionState& total) const {
+    for (int64_t i = first; i < end; ++i) {
+      kernels_.attend(p_, item, i, i + 1 < end, queries_, scratch, part);
+      kernels_.merge(p_, item.num_tokens * p_.group, part, total);
+    }
+  }
+
+  // The partitions from `first` on, which are all that are left, and the result.
+  void attend_all(const AttentionItem& item, int64_t first, const AttentionScratch& scratch, const AttentionState& part,
+                  const AttentionState& total) const {
+    attend(item, first, end_partition(item), scratch, part, total);
     kernels_.finish(p_, item, total);
   }
 
@@ -195,9 +252,10 @@ class Attention {
   const PagedAttentionParams& p_;
   const AttentionKernels& kernels_;
   ThreadPool& pool_;
-  int64_t item_tokens_, max_rows_, state_floats_;
+  int64_t item_tokens_, max_rows_, state_floats_, most_sharing_;
   int64_t num_items_ = 0, num_tasks_ = 0;
   bool parallel_ = false;
+  bool shares_ = false;  // there are items of several requests
   AttentionItem* items_ = nullptr;
   float* queries_ = nullptr;
 };

@@ -40,9 +40,13 @@ struct PagedAttentionParams {
 
 // Consecutive tokens of one request with the heads that share one KV head. Row i is token first_token + i / group, head
 // kv_head * group + i % group.
+//
+// Requests that follow each other with one token each and share their first keys are one item as far as these go: its
+// tokens then are of requests `request` and later, and first_position is the lowest of theirs.
 struct AttentionItem {
   int64_t request, kv_head, first_token, num_tokens;
-  int64_t first_position;  // of first_token
+  int64_t first_position;         // of first_token
+  int64_t shared_partitions = 0;  // which several requests share, and which all rows see whole; 0: of one request
 };
 
 // Softmax state of an item's rows: running maximum, sum and weighted values.
