@@ -5,6 +5,8 @@
 namespace trivet {
 namespace {
 
+constexpr int64_t kSerialElements = 1 << 14;  // that one thread quantises sooner than it wakes another
+
 bool has_halves(const WeightFormat& format) { return format.format == Format::kQ6_K; }
 
 // Consecutive parts of one scratch slot, each on a cache line of its own.
@@ -79,16 +81,22 @@ void pack_rows(Activations& a, const SessionContext& session, const MatMulKernel
   for (int f = 0; f < a.num_forms; f++) {
     a.forms[f].packed = carver.take<uint8_t>(a.m * blocks * packed_block_bytes(a.forms[f].halves));
   }
+  // Tasks are groups; of a single one, parts that are worth waking a thread for.
   const RowGroups groups(a.m);
-  session.pool.parallel_for(groups.count, [&](int64_t group, int) {
+  const int64_t parts = a.m * k < kSerialElements ? 1 : std::min<int64_t>(a.m, 2 * session.pool.num_threads());
+  const RowGroups tasks(a.m, groups.count == 1 ? parts : groups.count);
+  session.pool.parallel_for(tasks.count, [&](int64_t task, int) {
     Carver own(kSlotGroup, RowBuffers::bytes(kGroupRows, k, kernels.q_bytes));
     const RowBuffers rows(own, kGroupRows, k, kernels.q_bytes);
-    const int64_t row = groups.start(group);
-    const int64_t size = groups.start(group + 1) - row;
-    for (int64_t i = 0; i < size; i++) rows.quantize(kernels, x + (row + i) * k, k, i);
+    const int64_t row = tasks.start(task);
+    const int64_t count = tasks.start(task + 1) - row;
+    const int64_t group = groups.count == 1 ? 0 : row;
+    const int64_t size = groups.count == 1 ? a.m : count;
+    for (int64_t i = 0; i < count; i++) rows.quantize(kernels, x + (row + i) * k, k, i);
     for (const QuantizedForm& form : std::span(a.forms, static_cast<size_t>(a.num_forms))) {
-      kernels.pack({rows.q, rows.d, rows.sum, nullptr}, rows.sums, size, blocks, form.zero_point, form.halves,
-                   form.packed + row * blocks * packed_block_bytes(form.halves));
+      uint8_t* out = form.packed + group * blocks * packed_block_bytes(form.halves);
+      kernels.pack({rows.q, rows.d, rows.sum, nullptr}, rows.sums, {out, size, row - group, count}, blocks,
+                   form.zero_point, form.halves);
     }
   });
 }

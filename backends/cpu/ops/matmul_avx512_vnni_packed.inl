@@ -3,10 +3,11 @@
 //
 // Many rows: two tiles of weights are unpacked, some blocks at a time, and multiplied with group after group; a
 // broadcast of 4 activations serves both tiles. What is left to wait for is the multiplications themselves: per row,
-// tile and 32-block 8 dot products and 2 scalings, 3 with minima. Few rows: each group is multiplied with what is
-// unpacked straight from the registers, so the core does both at once. Formats with halves have too many sums for that
-// beyond 3 rows: up to 4 groups are multiplied with one unpacked tile at a time, which leaves registers for 8 rows and
-// half as many streams of weights.
+// tile and 32-block 8 dot products and 2 scalings, 3 with minima.
+//
+// Few rows are one group, which is multiplied with what is unpacked straight from the registers. Up to 8 rows take the
+// 4 elements of a k-group as they come, all sums in registers; more wait for a whole 32-block, whose registers then
+// serve row after row, their sums in memory. Formats with halves have too many sums for the first way beyond 2 rows.
 
 namespace trivet {
 namespace {
@@ -21,11 +22,6 @@ struct Scaling {
 template <class S>
 constexpr int64_t kPackedBytes = packed_block_bytes(S::kHalves);
 
-// 32-blocks of two tiles that are unpacked at a time for so few groups that unpacking takes a large part of the time:
-// they and the bytes they come from should stay in the first-level cache.
-constexpr int64_t kFewGroups = 4;
-constexpr int64_t kFewBlocks = 8;
-
 // Keeps the compiler from loading a broadcast anew for every use.
 TRIVET_INLINE __m512i broadcast(const void* p) {
   __m512i v = _mm512_set1_epi32(load_dword(p));
@@ -33,37 +29,35 @@ TRIVET_INLINE __m512i broadcast(const void* p) {
   return v;
 }
 
-// One 32-block of MR rows times one of each of T tiles.
-template <class S, int T, int MR>
-TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, __m512 acc[MR][T]) {
+// One 32-block of MR rows times one of each of two tiles.
+template <class S, int MR>
+TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, __m512 acc[MR][2]) {
   constexpr int kHalves = S::kHalves ? 2 : 1;
   const uint8_t* scale = x + MR * kBlock;
   const uint8_t* last = scale + 4 * MR;
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; h++) {
-    __m512i dot[MR][T];
+    __m512i dot[MR][2];
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) {
       const __m512i start = S::kMin ? _mm512_setzero_si512() : broadcast(last + 4 * (h * MR + i));
 #pragma GCC unroll 2
-      for (int t = 0; t < T; t++) dot[i][t] = start;
+      for (int t = 0; t < 2; t++) dot[i][t] = start;
     }
 #pragma GCC unroll 8
     for (int g = h * 4; g < h * 4 + 8 / kHalves; g++) {
-      __m512i w[T];
+      __m512i w[2];
 #pragma GCC unroll 2
-      for (int t = 0; t < T; t++) w[t] = _mm512_load_si512(panels[t].q[b][g]);
+      for (int t = 0; t < 2; t++) w[t] = _mm512_load_si512(panels[t].q[b][g]);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
-        const uint8_t* at = x + i * kBlock + 4 * g;
-        // A broadcast for one tile is an operand of the multiplication.
-        const __m512i four = T == 1 ? _mm512_set1_epi32(load_dword(at)) : broadcast(at);
+        const __m512i four = broadcast(x + i * kBlock + 4 * g);
 #pragma GCC unroll 2
-        for (int t = 0; t < T; t++) dot[i][t] = _mm512_dpbusd_epi32(dot[i][t], w[t], four);
+        for (int t = 0; t < 2; t++) dot[i][t] = _mm512_dpbusd_epi32(dot[i][t], w[t], four);
       }
     }
 #pragma GCC unroll 2
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < 2; t++) {
       const __m512 d = _mm512_load_ps(panels[t].d[b][h]);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
@@ -74,7 +68,7 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
   }
   if constexpr (S::kMin) {
 #pragma GCC unroll 2
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < 2; t++) {
       const __m512 minimum = _mm512_load_ps(panels[t].m[b]);
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
@@ -86,30 +80,25 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
 }
 
 // The panels' `count` blocks times one group, added to the sums so far where there are some.
-template <class S, int T, int MR>
+template <class S, int MR>
 void multiply_group(const Panel* panels, int count, const uint8_t* x, const float* before, const Sums& after) {
-  __m512 acc[MR][T];
+  __m512 acc[MR][2];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 2
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < 2; t++) {
       acc[i][t] = before == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(before + (2 * i + t) * kTileRows);
     }
   }
   for (int b = 0; b < count; b++, x += MR * kPackedBytes<S>) {
-    multiply_block<S, T, MR>(panels, b, x, acc);
+    multiply_block<S, MR>(panels, b, x, acc);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 2
-    for (int t = 0; t < T; t++) _mm512_storeu_ps(after.tile[t] + i * after.stride, acc[i][t]);
+    for (int t = 0; t < 2; t++) _mm512_storeu_ps(after.tile[t] + i * after.stride, acc[i][t]);
   }
 }
-
-template <class S, int T>
-constexpr decltype(&multiply_group<S, T, 1>) kMultiplyGroup[kGroupRows] = {
-    multiply_group<S, T, 1>, multiply_group<S, T, 2>, multiply_group<S, T, 3>, multiply_group<S, T, 4>,
-    multiply_group<S, T, 5>, multiply_group<S, T, 6>, multiply_group<S, T, 7>, multiply_group<S, T, 8>};
 
 TileArgs tile_args(const PackedTileArgs& args, int t) {
   const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
@@ -165,25 +154,97 @@ void multiply_directly(const PackedTileArgs& args) {
   }
 }
 
+constexpr int64_t kMostDirectRows = 8;
 template <class W>
-constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kGroupRows] = {
+constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kMostDirectRows] = {
     multiply_directly<W, 1>, multiply_directly<W, 2>, multiply_directly<W, 3>, multiply_directly<W, 4>,
     multiply_directly<W, 5>, multiply_directly<W, 6>, multiply_directly<W, 7>, multiply_directly<W, 8>};
 
-// Of one group. Halves have up to 16 sums per row under way, more than registers hold.
+// Multiplies one group of any size, a whole 32-block of weights at a time.
 template <class W>
-constexpr int64_t kDirectRows = W::kHalves ? 3 : kGroupRows;
+struct StationarySink {
+  using S = Scaling<W::kMin, W::kHalves>;
+  static constexpr int kHalves = W::kHalves ? 2 : 1;
+  const uint8_t* x;
+  int64_t rows;
+  float* acc;  // [rows, kTileRows]
+  // The next line to fetch. Fetched while weights are unpacked, lines on their way from memory would hold up those that
+  // are there already.
+  const uint8_t* ahead;
+  __m512i w[8][8];  // by 32-block and k-group
 
-// T tiles, at most `limit` blocks at a time.
-template <class W, int T>
-void multiply_panels(const PackedTileArgs& args, int64_t limit) {
+  TRIVET_INLINE void group(int block, int g, V v) { w[block][g] = v.v; }
+
+  TRIVET_INLINE void scales(int block, const Scales& scales) {
+    const uint8_t* q = x + block * rows * kPackedBytes<S>;
+    const uint8_t* d = q + rows * kBlock;
+    const uint8_t* last = d + 4 * rows;
+    float* sum = acc;
+    const uint8_t* fetched = ahead + kTileRows * W::kBytes / W::kBlocks;
+    for (int64_t i = 0; i < rows; i++, q += kBlock, d += 4, last += 4, sum += kTileRows) {
+      if (ahead < fetched) {
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += 64;
+      }
+      __m512i dot[2];  // of elements 0-15 and 16-31
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; h++) {
+        dot[h] = _mm512_setzero_si512();
+        if (!W::kMin && h < kHalves) dot[h] = _mm512_set1_epi32(load_dword(last + h * 4 * rows));
+#pragma GCC unroll 4
+        for (int g = 4 * h; g < 4 * h + 4; g++) {
+          dot[h] = _mm512_dpbusd_epi32(dot[h], w[block][g], _mm512_set1_epi32(load_dword(q + 4 * g)));
+        }
+      }
+      if (!W::kHalves) dot[0] = _mm512_add_epi32(dot[0], dot[1]);
+      const __m512 scale = _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(d)));
+      __m512 total = _mm512_load_ps(sum);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; h++) {
+        const __m512 factor = _mm512_mul_ps(scales.d[h].v, scale);
+        total = _mm512_add_ps(total, _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[h])));
+      }
+      if constexpr (W::kMin) {
+        const __m512 added = _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(last)));
+        total = _mm512_add_ps(total, _mm512_mul_ps(scales.minimum.v, added));
+      }
+      _mm512_store_ps(sum, total);
+    }
+    for (; ahead < fetched; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+  }
+
+  TRIVET_INLINE void advance(int count) { x += count * rows * kPackedBytes<S>; }
+};
+
+template <class W>
+void multiply_stationary(const PackedTileArgs& args) {
+  const int64_t m = args.groups.rows;
+  for (int t = 0; t < 2; t++) {
+    for (int64_t i = 0; i < m; i++) _mm512_store_ps(args.partial + i * kTileRows, _mm512_setzero_ps());
+    Rows rows(tile_args(args, t));
+    StationarySink<W> sink;
+    sink.ahead = rows.leave_prefetching(args.partial);
+    sink.x = args.x;
+    sink.rows = m;
+    sink.acc = args.partial;
+    unpack_blocks<W>(rows, args.num_blocks, sink);
+    for (int64_t i = 0; i < m; i++) {
+      _mm512_storeu_ps(args.y.tile[t] + i * args.y.stride, _mm512_load_ps(args.partial + i * kTileRows));
+    }
+  }
+}
+
+// Two tiles, a panel at a time.
+static_assert(kPanelGroupRows == 6 && kGroupRows >= 24);  // so that more rows than a group has make groups of 5 and 6
+template <class W>
+void multiply_panels(const PackedTileArgs& args) {
   using S = Scaling<W::kMin, W::kHalves>;
   Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
   const int64_t first_row = args.groups.start(args.first_group);
-  const int64_t most = panel_blocks<W>(args.num_blocks, limit);
+  const int64_t most = panel_blocks<W>(args.num_blocks, kPanelBlocks);
   for (int64_t first = 0; first < args.num_blocks; first += most) {
     const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < 2; t++) {
       PanelSink<W> sink{args.panels[t]};
       Rows own = rows[t];  // a copy stays in registers
       unpack_blocks<W>(own, count, sink);
@@ -199,48 +260,40 @@ void multiply_panels(const PackedTileArgs& args, int64_t limit) {
       const Sums after =
           last ? Sums{{args.y.tile[0] + i * args.y.stride, args.y.tile[1] + i * args.y.stride}, args.y.stride}
                : Sums{{partial, partial + kTileRows}, 2 * kTileRows};
-      kMultiplyGroup<S, T>[size - 1](args.panels, count, x, first == 0 ? nullptr : partial, after);
+      const auto multiply = size == kPanelGroupRows ? multiply_group<S, kPanelGroupRows> : multiply_group<S, 5>;
+      multiply(args.panels, count, x, first == 0 ? nullptr : partial, after);
     }
   }
 }
 
 template <class W>
 void packed_tiles(const PackedTileArgs& args) {
-  if (args.groups.rows <= kDirectRows<W>) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
-  if (args.last_group - args.first_group > kFewGroups) return multiply_panels<W, 2>(args, kPanelBlocks);
-  if constexpr (W::kHalves) {
-    PackedTileArgs tile = args;
-    multiply_panels<W, 1>(tile, kPanelBlocks);
-    tile.weight += kTileRows * args.row_bytes;
-    tile.y.tile[0] = args.y.tile[1];
-    multiply_panels<W, 1>(tile, kPanelBlocks);
-  } else {
-    multiply_panels<W, 2>(args, kFewBlocks);
-  }
+  constexpr int64_t kDirectRows = W::kHalves ? 2 : kMostDirectRows;
+  if (args.groups.rows <= kDirectRows) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
+  if (args.groups.count == 1) return multiply_stationary<W>(args);
+  multiply_panels<W>(args);
 }
 
 // In the order of packed_block_bytes().
-void pack(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
-          uint8_t* out) {
+void pack(const QuantizedRows& x, const int32_t* sums, PackedRows to, int64_t blocks, int zero_point, bool halves) {
   const auto* q = static_cast<const uint8_t*>(x.q);
+  uint8_t* out = to.group;
   for (int64_t b = 0; b < blocks; b++) {
-    for (int64_t i = 0; i < rows; i++) {
-      __builtin_memcpy(out + i * kBlock, q + (i * blocks + b) * kBlock, kBlock);
-    }
-    out += rows * kBlock;
-    auto* values = reinterpret_cast<float*>(out);
-    auto* corrections = reinterpret_cast<int32_t*>(out) + rows;
-    for (int64_t i = 0; i < rows; i++) {
+    auto* values = reinterpret_cast<float*>(out + to.size * kBlock);
+    auto* corrections = reinterpret_cast<int32_t*>(values) + to.size;
+    for (int64_t i = 0; i < to.count; i++) {
+      const int64_t row = to.first + i;
       const int64_t at = i * blocks + b;
-      values[i] = x.d[at];
+      __builtin_memcpy(out + row * kBlock, q + at * kBlock, kBlock);
+      values[row] = x.d[at];
       if (zero_point == 0) {
-        values[rows + i] = x.sum[at];
+        values[to.size + row] = x.sum[at];
       } else {
-        corrections[i] = -zero_point * (halves ? sums[2 * at] : sums[2 * at] + sums[2 * at + 1]);
-        if (halves) corrections[rows + i] = -zero_point * sums[2 * at + 1];
+        corrections[row] = -zero_point * (halves ? sums[2 * at] : sums[2 * at] + sums[2 * at + 1]);
+        if (halves) corrections[to.size + row] = -zero_point * sums[2 * at + 1];
       }
     }
-    out += rows * (packed_block_bytes(halves) - kBlock);
+    out += to.size * packed_block_bytes(halves);
   }
 }
 

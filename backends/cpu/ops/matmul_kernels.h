@@ -15,7 +15,7 @@ namespace trivet {
 inline constexpr int kTileRows = 16;
 inline constexpr int kBlock = 32;        // elements that share an activation scale
 inline constexpr int kPanelBlocks = 20;  // most 32-blocks that are unpacked at a time
-inline constexpr int kGroupRows = 8;     // most rows of a group of packed activations
+inline constexpr int kGroupRows = 24;    // most rows that are packed as one group
 inline constexpr int kMinPackedRows = 2;
 inline constexpr int kNumFormats = 11;
 
@@ -49,6 +49,8 @@ struct TileArgs {
   Panel* panel;  // scratch
 };
 
+inline constexpr int64_t kPanelGroupRows = 6;  // most of each group of more rows: what fits registers with two tiles
+
 // Rows of activations in groups of nearly equal size, for tiers that multiply a group at a time. Always inlined: no
 // other file may be linked with what a tier's instructions made of it.
 struct RowGroups {
@@ -57,8 +59,10 @@ struct RowGroups {
 
   [[gnu::always_inline]] RowGroups(int64_t m, int64_t groups) : rows(m), count(groups) {}
   [[gnu::always_inline]] explicit RowGroups(int64_t m) : RowGroups(m, (m + most(m) - 1) / most(m)) {}
-  // One group of few rows; else what fits registers together with two tiles.
-  [[gnu::always_inline]] static constexpr int64_t most(int64_t m) { return m <= kGroupRows ? kGroupRows : 6; }
+  // One group of few rows; else groups that are multiplied with two panels.
+  [[gnu::always_inline]] static constexpr int64_t most(int64_t m) {
+    return m <= kGroupRows ? kGroupRows : kPanelGroupRows;
+  }
   [[gnu::always_inline]] int64_t start(int64_t group) const { return group * rows / count; }
 };
 
@@ -68,6 +72,14 @@ struct RowGroups {
 //   float d[r]
 //   float sum[r], with a zero point of 0; else int32 correction[r], or correction[2][r] with halves
 [[gnu::always_inline]] constexpr int64_t packed_block_bytes(bool halves) { return kBlock + 4 + (halves ? 8 : 4); }
+
+// Rows [first, first + count) of a group of `size` rows.
+struct PackedRows {
+  uint8_t* group;
+  int64_t size;
+  int64_t first;
+  int64_t count;
+};
 
 // Results of 32 weight rows: those of rows 16 t ... 16 t + 15 are at tile[t], one activation row every `stride` floats.
 struct Sums {
@@ -105,9 +117,8 @@ struct MatMulKernels {
   // Quantises one row. sums: [k / 32, 2], sum of q per half.
   void (*quantize)(const float* x, int64_t k, void* q, float* d, float* sum, int32_t* sums);
   void (*tile[kNumFormats])(const TileArgs& args);  // by Format; null for float formats
-  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes the rows of one group, quantised.
-  void (*pack)(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
-               uint8_t* out);
+  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes quantised rows.
+  void (*pack)(const QuantizedRows& x, const int32_t* sums, PackedRows to, int64_t blocks, int zero_point, bool halves);
   void (*packed_tiles[kNumFormats])(const PackedTileArgs& args);
   void (*float_tile)(const FloatTileArgs& args);
   // Conversion of a row, whole blocks; null = WeightFormat::dequantize.

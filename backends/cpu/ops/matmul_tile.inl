@@ -20,7 +20,8 @@ struct Rows {
   // Row r is at base[r / 4] + r % 4 * stride: few enough values for registers, and what x86 addresses can add up.
   const uint8_t* base[4];
   int64_t stride;
-  uintptr_t ahead;  // the next line to prefetch
+  uintptr_t ahead;            // the next line to prefetch
+  uintptr_t ahead_step = 64;  // a constant where nobody calls leave_prefetching()
 
   explicit Rows(const TileArgs& args) : stride(args.row_bytes) {
     for (int i = 0; i < 4; i++) base[i] = args.weight + 4 * i * stride;
@@ -32,7 +33,15 @@ struct Rows {
   TRIVET_INLINE void prefetch_line() {
     __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 2);
     asm volatile("" ::: "memory");  // the compiler would move the loads between two prefetches away
-    ahead += 64;
+    ahead += ahead_step;
+  }
+
+  // For who prefetches at better moments: the first line to fetch. Loads then fetch `cached` again and again.
+  const uint8_t* leave_prefetching(const void* cached) {
+    const auto* first = reinterpret_cast<const uint8_t*>(ahead);
+    ahead = reinterpret_cast<uintptr_t>(cached);
+    ahead_step = 0;
+    return first;
   }
 
   TRIVET_INLINE void advance(int64_t bytes) {
