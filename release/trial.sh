@@ -23,7 +23,7 @@ ip link set lo up 2>/dev/null || python3 -c 'from release.smoke import raise_loo
 
 # What the page says to type: the text of <pre id="$1">.
 step() {
-  sed -n "/<pre id=\"$1\">/,/<\/pre>/p" "$page" | sed 's/<pre id="[^"]*">//; s/<\/pre>//'
+  sed -n "/<pre id=\"$1\">/,\$p" "$page" | sed '/<\/pre>/q' | sed 's/<pre id="[^"]*">//; s/<\/pre>//'
 }
 as_user() {
   chroot --userspec=12345:12345 "$root" env -i PATH=/usr/bin:/bin LANG=C.UTF-8 HOME=/home/user \
