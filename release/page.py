@@ -15,7 +15,7 @@ STEPS: Mapping[str, str] = {
     "check": 'sha256sum -c "$ARCHIVE.sha256"',
     "check-signature": f'python3 {VERIFIER} "$ARCHIVE" --key {PUBLIC_KEY}',
     "unpack": 'tar xzf "$ARCHIVE"\ncd "${ARCHIVE%.tar.gz}"\nbin/trivet --version\nbin/trivet verify-self',
-    "chat": 'bin/trivet chat --model "$MODEL"',
+    "chat": 'bin/trivet chat --model "$MODEL" --temperature 0',
     "serve": 'bin/trivet serve "$MODEL"',
     "ask": 'bin/trivet complete --url http://127.0.0.1:8000/v1 "Water boils at"',
 }
@@ -58,7 +58,8 @@ check later releases with it: a page that was changed can name another key, and 
 <h2>3. Unpack anywhere</h2>
 <pre id="unpack">{STEPS["unpack"]}</pre>
 <h2>4. Run</h2>
-<p>Nothing else is needed: no Python, no compiler, no network. A conversation:</p>
+<p>Nothing else is needed: no Python, no compiler, no network. A conversation, in which the likeliest answer is taken
+(without <code>--temperature 0</code> it is another one each time):</p>
 <pre id="chat">{STEPS["chat"]}</pre>
 <p>An OpenAI-compatible server, until ^C; and a question to it from another shell:</p>
 <pre id="serve">{STEPS["serve"]}</pre>
