@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from bundle import BundleError, Owners
 
 from release import environment, system
 from release.architectures import ARCHITECTURES, Architecture
+from release.audit import KNOWN_PATHS
 from release.build import BuildOptions, build
 from release.errors import BuildError
 from release.system import System, record_packages, system_for
@@ -109,3 +111,9 @@ def test_wheels_are_taken_for_the_other_architecture(x86_64: None, tmp_path: Pat
     assert "--platform=manylinux_2_28_aarch64" in words and "--platform=linux_aarch64" in words
     native, _ = environment._pip(System(ARCHITECTURES["x86_64"], Path("/")), python)
     assert native[-1] == python
+
+
+def test_what_a_python_of_debian_leaves_is_known_for_each_architecture() -> None:
+    known = json.loads(KNOWN_PATHS.read_text())
+    for architecture in ARCHITECTURES.values():
+        assert known[f"trivet:_sysconfigdata__{architecture.triplet}"]["example"].startswith("/build/")
