@@ -191,15 +191,20 @@ def _is_found(tree: Path, name: str, file: ElfFile, library: str) -> bool:
 
 def path_strings(tree: Path, forbidden: tuple[str, ...]) -> dict[str, list[str]]:
     """File -> build paths inside; frozen modules count as PROGRAM:MODULE. `forbidden`: more prefixes to look for."""
-    patterns = [_BUILD_PATH, *(re.compile(re.escape(prefix).encode() + rb"[\w.+@~/-]*") for prefix in forbidden)]
     out = {}
     for path in sorted(tree.rglob("*")):
         if path.is_file() and not path.is_symlink():
             name = path.relative_to(tree).as_posix()
             for part, data in _parts(name, path.read_bytes()):
-                if found := sorted({match.decode() for pattern in patterns for match in pattern.findall(data)}):
+                if found := build_paths(data, forbidden):
                     out[part] = found
     return out
+
+
+def build_paths(data: bytes, forbidden: tuple[str, ...] = ()) -> list[str]:
+    """Paths of a machine that builds, and those that begin with one of `forbidden`, sorted."""
+    patterns = [_BUILD_PATH, *(re.compile(re.escape(prefix).encode() + rb"[\w.+@~/-]*") for prefix in forbidden)]
+    return sorted({match.decode() for pattern in patterns for match in pattern.findall(data)})
 
 
 def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -6,96 +6,76 @@ tier are run on it, which says that they are correct, and nothing of speed.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .architectures import ARCHITECTURES, Architecture
+from .architectures import ARCHITECTURES
 from .archive import sha256_file
-from .audit import HOST_LIBRARIES
-from .elf import max_version, parse_elf
+from .audit import build_paths
+from .cross_audit import linux_aarch64_problems, linux_musl_problems, macos_problems, tier_problems, windows_problems
+from .cuda import PINS, pinned_packages
+from .elf import is_elf, max_version, parse_elf
 from .errors import BuildError, GateError
 from .evidence import GateResult
+from .macho import parse_macho
 from .matrix import load_matrix
-from .pe import parse_pe
 from .process import run
+from .root import cache_folder
 from .source import ROOT
 
-EXPORTS = ("RegisterCustomOps", "trivet_cpu_check_tier", "trivet_cpu_describe", "trivet_cpu_merge_byte_pairs")
-# Of Windows itself since Windows 7; the C++ runtime is inside.
-WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll"}
-# Of the compiler; an archive brings them.
-_COMPILER_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1"}
+ZIG = PINS / "requirements-zig.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class CrossBuild:
     toolchain: Path  # CMake's
-    compiler: str
-    package: str  # of Debian, that brings the compiler
+    compiler: tuple[str, ...]  # the command
+    package: str  # of Debian, that brings the compiler; empty = it is pinned in requirements-zig.txt
     library: str  # file name
     problems: Callable[[bytes], list[str]]
-    emulated: Architecture | None = None  # whose CPUs an emulator has: the tiers are run there
+    qemu: str = ""  # program that emulates `cpus`; the tiers are run there
+    cpus: Mapping[str, str] = field(default_factory=dict)  # model of qemu -> the best tier there
 
 
-def windows_problems(data: bytes) -> list[str]:
-    """What is wrong with the op library as a DLL."""
-    found = parse_pe(data)
-    out = [] if found.machine == "x86_64" else [f"is for {found.machine}"]
-    out += [f"needs {name}, which Windows does not bring" for name in found.imports if name not in WINDOWS_LIBRARIES]
-    if found.exports != EXPORTS:
-        out.append(f"exports {', '.join(found.exports) or 'nothing'}; expected {', '.join(EXPORTS)}")
-    if found.timestamp:
-        out.append("holds the time of its build")
-    return out
-
-
-def linux_aarch64_problems(data: bytes) -> list[str]:
-    """What is wrong with the op library as a shared object for Arm."""
-    found = parse_elf(data)
-    out = [] if found.machine == "aarch64" else [f"is for {found.machine}"]
-    allowed = HOST_LIBRARIES | _COMPILER_LIBRARIES
-    out += [
-        f"needs {name}, which is neither of the C library nor of the compiler"
-        for name in found.needed
-        if name not in allowed
-    ]
-    out += [f"searches libraries in {path}" for path in found.rpath]
-    out += ["wants an executable stack"] if found.executable_stack else []
-    return out + (["has a segment that no loader accepts"] if found.misaligned else [])
-
-
-def tier_problems(cpu: str, best: str, tiers: tuple[str, ...], verdicts: Mapping[str, str]) -> list[str]:
-    """What is not as it should be on a CPU whose best tier is `best`; `verdicts`: what check_tiers printed, by tier."""
-    out = [] if tuple(verdicts) == tiers else [f"{cpu}: the tiers are {', '.join(verdicts)}, not {', '.join(tiers)}"]
-    able = tiers[: tiers.index(best) + 1]
-    for tier, verdict in verdicts.items():
-        expected = "as scalar" if tier in able else "absent, refused"
-        if verdict != expected:
-            out.append(f"{cpu}: {tier} is {verdict!r}, expected {expected!r}")
-    return out
-
-
-# Tuple -> how its op library is cross-compiled.
+# Tuple -> how its op library for the CPU is cross-compiled.
 BUILDS: Mapping[str, CrossBuild] = {
     "windows-x86_64-cpu": CrossBuild(
         toolchain=ROOT / "cmake" / "x86_64-w64-mingw32.cmake",
-        compiler="x86_64-w64-mingw32-g++-posix",
+        compiler=("x86_64-w64-mingw32-g++-posix",),
         package="g++-mingw-w64-x86-64-posix",
         library="libtrivet_cpu.dll",
         problems=windows_problems,
     ),
     "linux-aarch64-glibc-cpu": CrossBuild(
         toolchain=ROOT / "cmake" / "aarch64-linux-gnu.cmake",
-        compiler="aarch64-linux-gnu-g++",
+        compiler=("aarch64-linux-gnu-g++",),
         package="g++-aarch64-linux-gnu",
         library="libtrivet_cpu.so",
         problems=linux_aarch64_problems,
-        emulated=ARCHITECTURES["aarch64"],
+        qemu=ARCHITECTURES["aarch64"].qemu,
+        cpus=ARCHITECTURES["aarch64"].best_tiers,
+    ),
+    "linux-x86_64-musl-cpu-static": CrossBuild(
+        toolchain=ROOT / "cmake" / "x86_64-linux-musl.cmake",
+        compiler=("zig", "c++"),
+        package="",
+        library="libtrivet_cpu.so",
+        problems=linux_musl_problems,
+        qemu=ARCHITECTURES["x86_64"].qemu,
+        cpus={"Opteron_G1": "baseline", "max": "avx2"},  # no qemu has AVX-512
+    ),
+    "macos-arm64-metal": CrossBuild(
+        toolchain=ROOT / "cmake" / "arm64-macos.cmake",
+        compiler=("zig", "c++"),
+        package="",
+        library="libtrivet_cpu.dylib",
+        problems=macos_problems,
     ),
 }
 
@@ -106,32 +86,31 @@ def cross(artifact_id: str, out: Path, evidence: Path) -> GateResult:
     if artifact_id not in BUILDS:
         raise BuildError(f"no cross compiler is known for {artifact_id}; there is one for {', '.join(BUILDS)}")
     build = BUILDS[artifact_id]
-    architecture = build.emulated
-    tools = {build.compiler: build.package} | ({architecture.qemu: "qemu-user-static"} if architecture else {})
-    for program, package in tools.items():
-        if shutil.which(program) is None:
-            raise BuildError(f"{program} is not installed (Debian: {package})")
+    environment = _environment(build)
     out.mkdir(parents=True, exist_ok=True)
+    library = out / build.library
     with tempfile.TemporaryDirectory(prefix="trivet-cross-") as folder:
         configure: list[str | Path] = ["cmake", "-S", ROOT, "-B", folder, "--toolchain", build.toolchain]
-        run([*configure, "-DTRIVET_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Release"])
-        targets = ["trivet_cpu", *(["check_tiers"] if architecture else [])]
-        run(["cmake", "--build", folder, "--parallel", "2", "--target", *targets], timeout=3600)
+        run([*configure, "-DTRIVET_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Release"], env=environment)
+        targets = ["trivet_cpu", *(["check_tiers"] if build.cpus else [])]
+        run(["cmake", "--build", folder, "--parallel", "2", "--target", *targets], env=environment, timeout=3600)
         (built,) = Path(folder).rglob(build.library)
-        shutil.copyfile(built, out / build.library)
-        problems = build.problems((out / build.library).read_bytes())
-        details = _details(build, out / build.library) | {"tuple": ": ".join(filter(None, [entry.state, entry.reason]))}
-        if architecture is not None:
+        shutil.copyfile(built, library)
+        problems = build.problems(library.read_bytes())
+        problems += [f"holds a build path: {path}" for path in build_paths(library.read_bytes(), (folder, str(ROOT)))]
+        details = _details(library) | {"tuple": ": ".join(filter(None, [entry.state, entry.reason]))}
+        details["compiler"] = run([*build.compiler, "--version"], env=environment).splitlines()[0]
+        if build.cpus:
             (checker,) = Path(folder).rglob("check_tiers")
-            details["tiers"] = {cpu: _verdicts(architecture, cpu, checker) for cpu in architecture.best_tiers}
-            for cpu, best in architecture.best_tiers.items():
+            details["tiers"] = {cpu: _verdicts(build.qemu, cpu, checker) for cpu in build.cpus}
+            for cpu, best in build.cpus.items():
                 problems += tier_problems(cpu, best, entry.cpu_tiers, details["tiers"][cpu])
     result = GateResult(
         "op-library",
         "failed" if problems else "passed",
         f"release cross {artifact_id}",
         "; ".join(problems),
-        emulated=architecture is not None,
+        emulated=bool(build.cpus),
         subject=artifact_id,
         details=details,
     )
@@ -142,20 +121,36 @@ def cross(artifact_id: str, out: Path, evidence: Path) -> GateResult:
     return result
 
 
-def _details(build: CrossBuild, library: Path) -> dict[str, Any]:
+def _environment(build: CrossBuild) -> dict[str, str]:
+    """Of the build's commands, with the pinned compiler on the PATH; BuildError for a tool that is not there."""
+    environment = dict(os.environ)
+    if not build.package:
+        zig = pinned_packages(ZIG) / "ziglang"
+        environment["PATH"] = f"{zig}{os.pathsep}{environment['PATH']}"
+        # What zig compiles of the C and C++ libraries, minutes each time, is named after all that decides about it.
+        compiled = str(cache_folder() / "zig-compiled")
+        environment |= {"ZIG_GLOBAL_CACHE_DIR": compiled, "ZIG_LOCAL_CACHE_DIR": compiled}
+    tools = {build.compiler[0]: build.package} | ({build.qemu: "qemu-user-static"} if build.qemu else {})
+    for program, package in tools.items():
+        if shutil.which(program, path=environment["PATH"]) is None:
+            raise BuildError(f"{program} is not installed (Debian: {package})")
+    return environment
+
+
+def _details(library: Path) -> dict[str, Any]:
     data = library.read_bytes()
-    return {
-        "sha256": sha256_file(library),
-        "size": len(data),
-        "compiler": run([build.compiler, "--version"]).splitlines()[0],
-    } | ({"libc_floor": max_version(parse_elf(data).versions, "GLIBC")} if library.suffix == ".so" else {})
+    found: dict[str, Any] = {"sha256": sha256_file(library), "size": len(data)}
+    if is_elf(data) and (floor := max_version(parse_elf(data).versions, "GLIBC")):
+        found["libc_floor"] = floor
+    if library.suffix == ".dylib":
+        found["macos_floor"] = parse_macho(data).minimum_os
+    return found
 
 
-def _verdicts(architecture: Architecture, cpu: str, program: Path) -> dict[str, str]:
+def _verdicts(qemu: str, cpu: str, program: Path) -> dict[str, str]:
     """Tier -> what check_tiers says about it on an emulated CPU; what differs is behind its line."""
-    command = [architecture.qemu, "-cpu", cpu, str(program)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run([qemu, "-cpu", cpu, program], capture_output=True, text=True, timeout=900, check=False)
     except subprocess.TimeoutExpired as error:
         raise GateError(f"check_tiers did not end within {error.timeout:.0f} s on {cpu}") from error
     lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]

@@ -10,7 +10,8 @@ from .errors import GateError
 
 MACHINES = {entry.elf_machine: entry.name for entry in ARCHITECTURES.values()}
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_GNU_STACK = 1, 2, 3, 0x6474E551
-_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
+_DT_NEEDED, _DT_STRTAB, _DT_SYMTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 6, 14, 15, 29
+_DT_GNU_HASH = 0x6FFFFEF5
 _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFE, 0x6FFFFFFF
 
 
@@ -21,6 +22,7 @@ class ElfFile:
     soname: str | None
     rpath: tuple[str, ...]  # DT_RPATH and DT_RUNPATH, split at ":"
     versions: tuple[str, ...]  # symbol versions it needs, like GLIBC_2.17
+    exports: tuple[str, ...]  # symbols that others find by its DT_GNU_HASH, sorted; without such a table none
     interpreter: str | None
     executable_stack: bool
     misaligned: bool  # a loadable segment that the loader refuses
@@ -61,15 +63,19 @@ class _Reader:
     def parse(self) -> ElfFile:
         tags = self._dynamic()
         strings = self._offset(dict(tags)[_DT_STRTAB]) if tags else 0
-        named = {tag: [self._string(strings + value) for key, value in tags if key == tag] for tag, _ in tags}
-        paths = [*named.get(_DT_RPATH, []), *named.get(_DT_RUNPATH, [])] if tags else []
+        named: dict[int, list[str]] = {tag: [] for tag in (_DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH)}
+        for tag, value in tags:
+            if tag in named:
+                named[tag].append(self._string(strings + value))
+        paths = [*named[_DT_RPATH], *named[_DT_RUNPATH]]
         interpreters = [header for header in self.headers if header[0] == _PT_INTERP]
         return ElfFile(
             machine=MACHINES.get(self.machine, str(self.machine)),
-            needed=tuple(named.get(_DT_NEEDED, [])),
-            soname=next(iter(named.get(_DT_SONAME, [])), None),
+            needed=tuple(named[_DT_NEEDED]),
+            soname=next(iter(named[_DT_SONAME]), None),
             rpath=tuple(part for path in paths for part in path.split(":") if part),
             versions=tuple(sorted(set(self._versions(dict(tags), strings)))),
+            exports=tuple(sorted(self._exports(dict(tags), strings))),
             interpreter=self._string(interpreters[0][2]) if interpreters else None,
             executable_stack=any(header[0] == _PT_GNU_STACK and header[1] & 1 for header in self.headers),
             misaligned=any(self._is_misaligned(header) for header in self.headers if header[0] == _PT_LOAD),
@@ -98,8 +104,6 @@ class _Reader:
         raise ValueError(f"address {address:#x} is in no segment")
 
     def _string(self, offset: int) -> str:
-        if not 0 <= offset < len(self.data):
-            return ""  # a tag that is no string; its value is not used
         return self.data[offset : self.data.index(b"\0", offset)].decode("utf-8", "replace")
 
     def _versions(self, tags: dict[int, int], strings: int) -> list[str]:
@@ -116,3 +120,19 @@ class _Reader:
                 entry += next_entry
             offset += following
         return out
+
+    def _exports(self, tags: dict[int, int], strings: int) -> list[str]:
+        """The symbols of the hash table: from the first of the lowest bucket to the end of the highest one's chain."""
+        if _DT_GNU_HASH not in tags:
+            return []
+        table, symbols = self._offset(tags[_DT_GNU_HASH]), self._offset(tags[_DT_SYMTAB])
+        num_buckets, first, bloom_words, _ = struct.unpack_from("<IIII", self.data, table)
+        buckets = table + 16 + 8 * bloom_words
+        last = max(struct.unpack_from(f"<{num_buckets}I", self.data, buckets), default=0)
+        if last < first:
+            return []
+        chain = buckets + 4 * num_buckets
+        while not struct.unpack_from("<I", self.data, chain + 4 * (last - first))[0] & 1:
+            last += 1
+        names = (struct.unpack_from("<I", self.data, symbols + 24 * index)[0] for index in range(first, last + 1))
+        return [self._string(strings + name) for name in names]

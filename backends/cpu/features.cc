@@ -9,6 +9,8 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace trivet {
@@ -56,6 +58,13 @@ uint64_t read_xcr0() {
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<uint64_t>(high) << 32) | low;
 }
+#elif defined(__aarch64__) && defined(__APPLE__)
+// False also for a name that this macOS does not know; then a lower tier runs.
+bool sysctl_flag(const char* name) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
 #endif
 
 }  // namespace
@@ -91,6 +100,10 @@ CpuFeatures probe_cpu() {
   f.asimd = (caps & HWCAP_ASIMD) != 0;
   f.asimddp = (caps & HWCAP_ASIMDDP) != 0;
   f.i8mm = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  f.asimd = true;  // of every Mac's Arm CPU; macOS has no name for it
+  f.asimddp = sysctl_flag("hw.optional.arm.FEAT_DotProd");
+  f.i8mm = sysctl_flag("hw.optional.arm.FEAT_I8MM");
 #endif
   return f;
 }

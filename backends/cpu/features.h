@@ -9,7 +9,7 @@
 namespace trivet {
 
 // An x86 feature counts only if the operating system also saves its registers (XCR0); Arm's are what Linux announces
-// (HWCAP), under its names.
+// (HWCAP), under its names, or what macOS says (sysctl).
 struct CpuFeatures {
   bool sse2 = false;
   bool avx2 = false;

@@ -8,11 +8,24 @@ import platform
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_up_bundle import elf
 
-from release.cross import BUILDS, EXPORTS, cross, linux_aarch64_problems, tier_problems, windows_problems
+from release.cross import BUILDS, cross
+from release.cross_audit import (
+    EXPORTS,
+    MACOS_FLOOR,
+    linux_aarch64_problems,
+    linux_musl_problems,
+    macos_problems,
+    tier_problems,
+    windows_problems,
+)
+from release.elf import parse_elf
 from release.errors import BuildError, GateError, MatrixError
+from release.macho import parse_macho
 from release.matrix import load_matrix
 from release.pe import parse_pe
 
@@ -75,6 +88,131 @@ def test_a_dll_that_is_not_as_it_should_be(data: bytes, complaint: str) -> None:
     assert complaint in found
 
 
+def test_exports_of_a_shared_object_are_read() -> None:
+    assert parse_elf(elf(exports=("b", "a", "c"))).exports == ("a", "b", "c")
+    assert parse_elf(elf()).exports == ()
+
+
+MUSL: dict[str, Any] = {"needed": ("libc.so",), "versions": {}, "exports": EXPORTS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"machine": 183}, "is for aarch64"),
+        ({"needed": ("libc.so", "libstdc++.so.6")}, "needs libstdc++.so.6, which is not musl's C library"),
+        ({"needed": ("libc.so.6",)}, "needs libc.so.6, which is not musl's C library"),
+        ({"versions": {"libc.so": ("GLIBC_2.17",)}}, "needs symbols of version GLIBC_2.17; musl's have none"),
+        ({"runpath": "/tmp/build"}, "searches libraries in /tmp/build"),
+        ({"stack_flags": 7}, "wants an executable stack"),
+        ({"exports": (*EXPORTS, "zlib")}, "trivet_cpu_merge_byte_pairs, zlib; expected"),
+    ],
+)
+def test_a_musl_library_that_is_not_as_it_should_be(changes: dict[str, Any], complaint: str) -> None:
+    assert linux_musl_problems(elf(**MUSL)) == []
+    (found,) = linux_musl_problems(elf(**(MUSL | changes)))
+    assert complaint in found
+
+
+def _command(kind: int, text: str, head: bytes) -> bytes:
+    """A load command with `head` before its string."""
+    body = head + text.encode() + b"\0"
+    body += bytes(-(8 + len(body)) % 8)
+    return struct.pack("<II", kind, 8 + len(body)) + body
+
+
+def _trie(names: Sequence[str]) -> bytes:
+    """An export trie whose root has one edge for each name; every name ends in a node with a payload of two bytes."""
+    nodes = b"\x02\0\0\0"
+    size = 2 + sum(len(name) + 1 + 2 for name in names)  # a node's offset takes two bytes
+    edges = b""
+    for index, name in enumerate(names):
+        offset = size + index * len(nodes)
+        edges += name.encode() + b"\0" + bytes([offset & 0x7F | 0x80, offset >> 7])
+    return bytes([0, len(names)]) + edges + nodes * len(names)
+
+
+def macho(
+    *,
+    machine: int = 0x0100000C,
+    file_type: int = 6,
+    needed: Sequence[str] = ("/usr/lib/libSystem.B.dylib",),
+    name: str = "@rpath/libtrivet_cpu.dylib",
+    rpath: Sequence[str] = (),
+    system: tuple[int, int] = (1, 11 << 16),
+    exports: Sequence[str] = EXPORTS,
+    signed: bool = True,
+    in_trie_command: bool = False,
+) -> bytes:
+    """A dylib with these load commands and no code."""
+    dylib = struct.pack("<IIII", 24, 0, 0, 0)
+    commands = [_command(0xD, name, dylib)] if name else []
+    commands += [_command(0xC, library, dylib) for library in needed]
+    commands += [_command(0x8000001C, path, struct.pack("<I", 12)) for path in rpath]
+    commands.append(struct.pack("<IIIIII", 0x32, 24, *system, 0, 0))
+    commands += [struct.pack("<IIII", 0x1D, 16, 0, 0)] if signed else []
+    trie = _trie([f"_{export}" for export in exports])
+    kind, table = (0x80000033, 16) if in_trie_command else (0x80000022, 48)
+    size = sum(map(len, commands)) + table
+    place = struct.pack("<II", 32 + size, len(trie))
+    commands.append(struct.pack("<II", kind, table) + bytes(table - 16) + place)
+    return struct.pack("<IIIIIIII", 0xFEEDFACF, machine, 0, file_type, len(commands), size, 0, 0) + b"".join(
+        [*commands, trie]
+    )
+
+
+@pytest.mark.parametrize("in_trie_command", [False, True])
+def test_a_dylib_is_read(in_trie_command: bool) -> None:
+    found = parse_macho(macho(rpath=("@loader_path",), system=(1, 14 << 16 | 2 << 8), in_trie_command=in_trie_command))
+    assert (found.machine, found.file_type, found.platform, found.minimum_os) == ("arm64", "dylib", "macOS", "14.2")
+    assert found.needed == ("/usr/lib/libSystem.B.dylib",) and found.install_name == "@rpath/libtrivet_cpu.dylib"
+    assert found.rpath == ("@loader_path",) and found.exports == EXPORTS and found.is_signed
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "damaged"),
+        (macho()[:60], "beyond the table"),
+        (b"\xfe\xed\xfa\xcf" + macho()[4:], "not 64-bit little-endian"),
+        (macho(exports=("a",)).replace(b"_a\0\x87\0", b"_a\0\x80\0"), "cycle"),
+        (b"\xca\xfe\xba\xbe" + bytes(100), "several architectures"),
+    ],
+)
+def test_a_damaged_dylib_is_refused(data: bytes, complaint: str) -> None:
+    with pytest.raises(GateError, match=complaint):
+        parse_macho(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"machine": 0x01000007}, "is for x86_64"),
+        ({"file_type": 8}, "is a bundle, not a dylib"),
+        (
+            {"needed": ("/usr/lib/libSystem.B.dylib", "/opt/x/libz.dylib")},
+            "needs /opt/x/libz.dylib, which macOS does not",
+        ),
+        ({"rpath": ("/tmp/build",)}, "searches libraries in /tmp/build"),
+        ({"name": "/tmp/build/libtrivet_cpu.dylib"}, "calls itself /tmp/build/libtrivet_cpu.dylib"),
+        ({"name": ""}, "calls itself None"),
+        ({"system": (2, 11 << 16)}, "is for 2"),
+        ({"system": (1, 26 << 16)}, f"needs macOS 26.0; expected {MACOS_FLOOR} at most"),
+        ({"signed": False}, "is not signed"),
+        ({"exports": (*EXPORTS, "_ZNSt3__16vectorE")}, "_ZNSt3__16vectorE, trivet_cpu_check_tier"),
+        ({"exports": EXPORTS[:3]}, "exports RegisterCustomOps, trivet_cpu_check_tier, trivet_cpu_describe; expected"),
+    ],
+)
+def test_a_dylib_that_is_not_as_it_should_be(changes: dict[str, Any], complaint: str) -> None:
+    assert macos_problems(macho()) == macos_problems(macho(exports=(*EXPORTS, "__dso_handle", "_Znwm"))) == []
+    (found,) = macos_problems(macho(**changes))
+    assert complaint in found
+
+
+def test_the_floor_of_macos_is_what_the_compiler_is_told() -> None:
+    assert f"aarch64-macos.{MACOS_FLOOR})" in BUILDS["macos-arm64-metal"].toolchain.read_text()
+
+
 def test_only_tuples_of_other_machines_are_cross_built(tmp_path: Path) -> None:
     for artifact_id in BUILDS:
         assert load_matrix().find(artifact_id).max_channel != "stable"
@@ -132,3 +270,27 @@ def test_the_arm_library(tmp_path: Path) -> None:
     assert report["details"]["tiers"]["cortex-a53"] == GOOD
     assert set(report["details"]["tiers"]["max"].values()) == {"as scalar"}
     assert report["details"]["tuple"] == "buildable"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason="compiles for minutes; set TRIVET_TEST_CROSS=1")
+def test_the_musl_library(tmp_path: Path) -> None:
+    cross("linux-x86_64-musl-cpu-static", tmp_path / "out", tmp_path / "evidence")
+    report = json.loads((tmp_path / "evidence" / "op-library-linux-x86_64-musl-cpu-static.json").read_text())
+    assert report["state"] == "passed" and report["emulated"] is True
+    assert report["details"]["tiers"]["max"] == {
+        "scalar": "as scalar", "baseline": "as scalar", "avx2": "as scalar", "avx512_vnni": "absent, refused",
+    }  # fmt: skip
+    assert report["details"]["tuple"].startswith("blocked: no musllinux wheel")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason="compiles for minutes; set TRIVET_TEST_CROSS=1")
+def test_the_macos_library(tmp_path: Path) -> None:
+    cross("macos-arm64-metal", tmp_path / "out", tmp_path / "evidence")
+    report = json.loads((tmp_path / "evidence" / "op-library-macos-arm64-metal.json").read_text())
+    assert report["state"] == "passed" and report["emulated"] is False
+    assert report["details"]["macos_floor"] == MACOS_FLOOR
+    assert report["details"]["tuple"].startswith("blocked: hardware absent: macOS")

@@ -48,6 +48,7 @@ def elf(
     needed: tuple[str, ...] = ("libc.so.6",),
     runpath: str | None = None,
     versions: Mapping[str, tuple[str, ...]] | None = None,
+    exports: tuple[str, ...] = (),
     stack_flags: int = 6,
     tail: bytes = b"",
 ) -> bytes:
@@ -71,17 +72,23 @@ def elf(
             entries += struct.pack("<IHHII", 0, 0, 2, text(name), following)
         following = 16 + len(entries) if index + 1 < len(versions) else 0
         needs += struct.pack("<HHIII", 1, len(names), text(library), 16, following) + entries
+    # A hash table with one bucket, whose chain is all symbols but the null one.
+    symbols = bytes(24) + b"".join(struct.pack("<I20x", text(name)) for name in exports)
+    chain = [0] * (len(exports) - 1) + [1] if exports else []
+    hashed = struct.pack("<IIII8xI", 1, 1, 1, 0, 1 if exports else 0) + struct.pack(f"<{len(chain)}I", *chain)
     headers, size = 3, 64 + 3 * 56
-    tags += [(5, size), (0x6FFFFFFE, size + len(strings)), (0x6FFFFFFF, len(versions)), (0, 0)]
+    tags += [(5, size), (0x6FFFFFFE, size + len(strings)), (0x6FFFFFFF, len(versions))]
+    tables = size + len(strings) + len(needs)
+    tags += [(6, tables), (0x6FFFFEF5, tables + len(symbols)), (0, 0)]
     dynamic = b"".join(struct.pack("<qQ", tag, value) for tag, value in tags)
-    start = size + len(strings) + len(needs)
+    start = tables + len(symbols) + len(hashed)
     total = start + len(dynamic) + len(tail)
     head = b"\x7fELF\x02\x01\x01" + bytes(9)
     head += struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, headers, 0, 0, 0)
     head += struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, total, total, 4096)
     head += struct.pack("<IIQQQQQQ", 2, 6, start, start, start, len(dynamic), len(dynamic), 8)
     head += struct.pack("<IIQQQQQQ", 0x6474E551, stack_flags, 0, 0, 0, 0, 0, 16)
-    return head + strings + needs + dynamic + tail
+    return head + strings + needs + symbols + hashed + dynamic + tail
 
 
 def program(modules: Mapping[str, bytes]) -> bytes:
