@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+import signal
+import socket
+import threading
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +71,12 @@ class LocalSession:
         self._engine = engine
         self._chat_template_kwargs = chat_template_kwargs
         self._runner = asyncio.Runner()
+        # Python handles a signal in the main thread, but the system may give it to any: then the loop, which waits,
+        # learns of it through this pair of sockets only.
+        self._wakeup, self._signals = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._signals.setblocking(False)
+        self._runner.get_loop().add_reader(self._wakeup, self._wakeup.recv, 4096)
         self.model_name = model_name
 
     @property
@@ -90,7 +99,7 @@ class LocalSession:
         try:
             while True:
                 try:
-                    output = self._runner.run(_next(outputs))
+                    output: RequestOutput = self._run(_next(outputs))
                 except StopAsyncIteration:
                     return
                 num_tokens += len(output.outputs[0].token_ids)
@@ -99,7 +108,16 @@ class LocalSession:
                 if output.finished:
                     return
         finally:
-            self._runner.run(outputs.aclose())
+            self._run(outputs.aclose())
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return self._runner.run(coroutine)
+        previous = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+        try:
+            return self._runner.run(coroutine)
+        finally:
+            signal.set_wakeup_fd(previous)
 
     def _params(self, options: Mapping[str, Any]) -> SamplingParams:
         from ..runtime.sampling_params import RequestOutputKind, SamplingParams
@@ -115,6 +133,8 @@ class LocalSession:
         self._engine.shutdown()
         with suppress(RuntimeError):
             self._runner.close()
+        self._wakeup.close()
+        self._signals.close()
 
 
 async def _next(outputs: Any) -> RequestOutput:

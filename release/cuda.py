@@ -1,7 +1,7 @@
 """libtrivet_cuda of a release: code for all SMs, by pinned compilers, once for each set of inputs.
 
-Ten SMs take twenty to sixty minutes of CPU time, so the library is kept in the cache under a hash of all that decides about its bytes.
-An interrupted compilation goes on where it was.
+Ten SMs take twenty to sixty minutes of CPU time, so the library is kept in the cache under a hash of all that decides
+about its bytes. An interrupted compilation goes on where it was.
 """
 
 from __future__ import annotations

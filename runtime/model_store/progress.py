@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # (what is going on, bytes so far, bytes in all or None when unknown); may be called from another thread.
@@ -14,13 +15,12 @@ _INTERVAL_S = 0.1
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all files below a folder; files that vanish meanwhile count nothing."""
+    """Bytes of all files below a folder; what vanishes meanwhile counts nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for root, _, names in os.walk(folder):  # passes over folders that vanish, which Path.rglob does not
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(root, name)).st_size
     return total
 
 

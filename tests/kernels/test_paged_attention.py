@@ -107,7 +107,8 @@ def test_requests_that_decode_behind_a_shared_prefix_give_the_bits_of_each_alone
     lengths = [530, 600, 513, 777, 540, 300, 701, 560]
     prompts = make_tokens(shape, *lengths)
     whole, half = 512 // shape.block_size, 256 // shape.block_size
-    tables, free = [], 1
+    tables: list[list[int]] = []
+    free = 1
     for r, length in enumerate(lengths):
         shared = {0: 0, 4: half, 5: half, 6: 0}.get(r, whole)
         own = -(-length // shape.block_size) - shared

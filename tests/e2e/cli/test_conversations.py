@@ -152,9 +152,32 @@ def test_interrupt_during_prefill(step: int, cli: Any, smollm2_path: Path) -> No
     steps = [next(line for line in process.stderr if line.startswith("step of "))]
     err = interrupt(process)
     steps += [line for line in err.splitlines(keepends=True) if line.startswith("step of ")]
-    assert set(steps) == {f"step of {step} tokens\n"}
+    assert set(steps) == {f"step of {step} tokens\n"}, steps
     assert len(steps) <= 3  # of 14; the one that ran, and those that began before the signal had arrived
     assert err.count("step done") < len(steps)
+
+
+_TAKES_THE_SIGNAL_IN_ANOTHER_THREAD = """
+import signal, threading
+def take(self, inputs, outputs):
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    assert threading.current_thread() is not threading.main_thread()
+    ModelSession.run = tell
+    return tell(self, inputs, outputs)
+ModelSession.run = take
+from trivet.app.cli import main
+"""
+
+
+def test_interrupt_that_another_thread_is_given(cli: Any, smollm2_path: Path) -> None:
+    """The main thread waits for the first token; the system wakes it only for a signal that it takes itself."""
+    assert cli("export", smollm2_path).status == 0
+    code = _TELLS_ITS_STEPS.replace("from trivet.app.cli import main\n", _TAKES_THE_SIGNAL_IN_ANOTHER_THREAD)
+    command = [sys.executable, "-c", code, "run", "word " * 2000, "-m", str(smollm2_path)]
+    command += ["--max-num-batched-tokens", "128"]
+    done = subprocess.run(command, capture_output=True, text=True, env=cli.environment, timeout=60, check=False)
+    assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
+    assert 1 <= done.stderr.count("step of 128 tokens") <= 3, done.stderr  # of 15
 
 
 def test_interrupt_during_decode(cli: Any, smollm2_path: Path) -> None:

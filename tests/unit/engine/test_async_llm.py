@@ -193,12 +193,15 @@ def test_sixty_four_clients_come_and_go(package: str, toy: types.SimpleNamespace
 
 def test_a_bad_request_harms_nobody(package: str, toy: types.SimpleNamespace) -> None:
     async def use(engine: AsyncLLM) -> None:
+        refused = threading.Event()
+        toy.Session.before_run = lambda _: refused.wait(30)
         good = asyncio.create_task(collect(engine, PROMPTS[2], greedy(50), "good"))
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0)  # until it waits for its first output
         with pytest.raises(InvalidRequestError, match="empty"):
             await collect(engine, "", greedy(5), "bad")
         with pytest.raises(InvalidRequestError, match=r"'good' is in use"):
             await collect(engine, "abc", greedy(5), "good")
+        refused.set()
         outputs = await good
         assert [t for o in outputs for t in o.outputs[0].token_ids] == toy.greedy(PROMPTS[2], 50)
 
