@@ -1,4 +1,4 @@
-"""`byte_pairs.bin` of a model package: a byte-level BPE vocabulary as arrays that are used where the file is mapped.
+"""`byte_pairs.bin` of a model package: a BPE vocabulary as arrays that are used where the file is mapped.
 
 Little-endian, every section at a multiple of 8 bytes, in the order of `sections`:
   first      u32 [num_ids + 1]  the pairs whose left half is token i are [first[i], first[i + 1])
@@ -8,7 +8,7 @@ Little-endian, every section at a multiple of 8 bytes, in the order of `sections
   text_end   u32 [num_ids]      token i is spelled text[text_end[i - 1] : text_end[i]], UTF-8; nothing = there is none
   by_text    u32 [num_words]    tokens of the model's vocabulary in the order of their spelling
   text       u8  [text_bytes]
-  splitter   u8  [splitter_bytes]  a tokenizer.json whose vocabulary ends with single characters: it does all but merge
+  splitter   u8  [splitter_bytes]  a tokenizer.json without tokens of several characters: it does all but merge
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// The merging of byte-level BPE, on the tables of a mapped byte_pairs.bin (backends/contract/byte_pairs.py).
+// The merging of BPE, on the tables of a mapped byte_pairs.bin (backends/contract/byte_pairs.py).
 #pragma once
 
 #include <cstdint>

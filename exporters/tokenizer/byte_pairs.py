@@ -1,4 +1,4 @@
-"""A `tokenizers` BPE model -> byte_pairs.bin, which opens at once; the library takes long to build 150,000 tokens."""
+"""A `tokenizers` BPE model -> byte_pairs.bin, which opens at once; the library is slow to build 150,000 tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES = 256
 
 
 def write_byte_pairs(tokenizer: Tokenizer, folder: Path) -> bool:
-    """Write the file if `tokenizer` is of the kind that it can hold: BPE over bytes, without special cases.
+    """Write the file if `tokenizer` is of the kind that it can hold: BPE without special cases, of bytes or of text.
 
     Returns whether it was written.
     """
@@ -25,11 +25,10 @@ def write_byte_pairs(tokenizer: Tokenizer, folder: Path) -> bool:
         return False
     num_ids = max([*vocab.values(), *(token["id"] for token in whole["added_tokens"])]) + 1
     spellings = [(tokenizer.id_to_token(i) or "").encode() for i in range(num_ids)]
-    pairs = _pairs(vocab, model["merges"])
+    left, right, rank, product = _pairs(vocab, model["merges"])
     words = sorted((token.encode(), i) for token, i in vocab.items())
     text, splitter = b"".join(spellings), _splitter(whole)
-    header = BytePairsHeader(num_ids, len(pairs), len(words), len(text), len(splitter), int(model["ignore_merges"]))
-    left, right, rank, product = pairs.T if len(pairs) else np.zeros((4, 0), np.uint32)
+    header = BytePairsHeader(num_ids, len(left), len(words), len(text), len(splitter), int(model["ignore_merges"]))
     sections: dict[str, Any] = {
         "first": np.searchsorted(left, np.arange(num_ids + 1)).astype("<u4"),
         "right": right.astype("<u4"),
@@ -49,21 +48,32 @@ def write_byte_pairs(tokenizer: Tokenizer, folder: Path) -> bool:
 
 
 def _is_plain(model: dict[str, Any]) -> bool:
-    special = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    special = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] != "BPE" or any(model[name] for name in special) or "" in model["vocab"]:
         return False
-    return sum(len(token) == 1 for token in model["vocab"]) >= _BYTES or not model["ignore_merges"]
+    # A whole word is looked up by the spelling of its characters, so none of them may be missing.
+    over_bytes = sum(len(token) == 1 for token in model["vocab"]) >= _BYTES
+    lossless = over_bytes and not model["unk_token"] and not model["byte_fallback"]
+    return lossless or not model["ignore_merges"]
 
 
-def _pairs(vocab: dict[str, int], merges: list[list[str]]) -> np.ndarray[Any, Any]:
-    """[pairs, (left, right, rank, product)], sorted; of a pair that is there twice the last one counts."""
-    ranked = {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
-    return np.array([(*pair, *ranked[pair]) for pair in sorted(ranked)], np.uint32).reshape(-1, 4)
+def _pairs(vocab: dict[str, int], merges: list[list[str]]) -> tuple[np.ndarray[Any, Any], ...]:
+    """(left, right, rank, product), sorted by the first two; of a pair that is there twice the last one counts."""
+    halves = np.array([(vocab[a], vocab[b]) for a, b in merges], np.uint64).reshape(-1, 2)
+    product = np.array([vocab[a + b] for a, b in merges], np.uint32)
+    pair = halves[:, 0] << np.uint64(32) | halves[:, 1]
+    rank = np.argsort(pair, kind="stable")
+    rank = rank[np.append(np.diff(pair[rank]) != 0, True)[: len(rank)]]
+    left, right = halves[rank].astype(np.uint32).T
+    return left, right, rank, product[rank]
 
 
 def _splitter(whole: dict[str, Any]) -> bytes:
-    """The same tokenizer with single characters and added tokens for a vocabulary, and nothing to merge."""
-    vocab = {token: i for token, i in whole["model"]["vocab"].items() if len(token) == 1}
+    """The same tokenizer with nothing to merge: its vocabulary is single characters, what stands for others, and added
+    tokens."""
+    model = whole["model"]
+    others = {f"<0x{byte:02X}>" for byte in range(_BYTES)} | {model["unk_token"]}
+    vocab = {token: i for token, i in model["vocab"].items() if len(token) == 1 or token in others}
     vocab |= {token["content"]: token["id"] for token in whole["added_tokens"]}
-    model = whole["model"] | {"vocab": vocab, "merges": [], "ignore_merges": False}
+    model = model | {"vocab": vocab, "merges": [], "ignore_merges": False}
     return json.dumps(whole | {"model": model, "truncation": None, "padding": None}).encode()

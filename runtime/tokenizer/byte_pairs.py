@@ -1,4 +1,4 @@
-"""Byte-level BPE from a mapped file: what the runtime uses of `tokenizers.Tokenizer`, with no vocabulary to build."""
+"""BPE from a mapped file: what the runtime uses of `tokenizers.Tokenizer`, with no vocabulary to build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Encoded(NamedTuple):
 class BytePairs:
     """The library still splits the text, finds added tokens and adds bos and eos; the merging is ours.
 
-    Its own BPE model, which has only single characters here, leaves every word as one token per character.
+    Its own BPE model, which has only single characters here, leaves every word as one token per character, or as what
+    stands for a character that the vocabulary lacks: its bytes, or the unknown token.
     """
 
     def __init__(self, path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 from trivet.backends.contract.byte_pairs import BYTE_PAIRS_NAME, BytePairsHeader
 from trivet.exporters.checkpoint import open_checkpoint
 from trivet.exporters.tokenizer import BuiltTokenizer, build_tokenizer
@@ -78,7 +79,7 @@ def test_smollm2(smollm2: Tokenizer, probes: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.real_models
-@pytest.mark.parametrize("name", ["qwen3", "llama3.1", "deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3", "llama3.1", "deepseek-v3", "gpt-oss", "gemma3", "llama2"])
 def test_published_tokenizers(
     name: str, real_model: Callable[[str], Path], probes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -88,9 +89,10 @@ def test_published_tokenizers(
 
 
 @pytest.mark.real_models
-def test_qwen_gguf(real_model: Callable[[str], Path], probes: dict[str, Any], tokenizer_source: Any,
-                   tmp_path: Path) -> None:  # fmt: skip
-    metadata = dict(open_checkpoint(real_model("qwen2.5-coder-0.5b")).metadata)
+@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "gemma-3-270m"])
+def test_published_gguf_files(name: str, real_model: Callable[[str], Path], probes: dict[str, Any],
+                              tokenizer_source: Any, tmp_path: Path) -> None:  # fmt: skip
+    metadata = dict(open_checkpoint(real_model(name)).metadata)
     backend = build_tokenizer(tokenizer_source(metadata=metadata)).tokenizer
     assert_same(opened(backend, tmp_path), backend, TEXTS + probes["probes"])
 
@@ -117,15 +119,46 @@ def test_of_a_pair_that_is_there_twice_the_last_rank_counts(tiny: BuiltTokenizer
 
 
 @pytest.mark.parametrize(
-    "model", [{"dropout": 0.1}, {"unk_token": "the"}, {"continuing_subword_prefix": "t"}, {"byte_fallback": True}]
+    "model",
+    [
+        {"dropout": 0.1},
+        {"continuing_subword_prefix": "t"},
+        {"unk_token": "the", "ignore_merges": True},
+        {"byte_fallback": True, "ignore_merges": True},
+    ],
 )
 def test_special_cases_stay_with_the_library(model: dict[str, Any], tiny: BuiltTokenizer, tmp_path: Path) -> None:
     assert not write_byte_pairs(changed(tiny.tokenizer, merges=[], **model), tmp_path)
     assert BytePairs.of_package(tmp_path) is None
 
 
-def test_sentencepiece_stays_with_the_library(from_metadata: Any, spm: Any, tmp_path: Path) -> None:
-    assert not write_byte_pairs(from_metadata(spm()).tokenizer, tmp_path)
+def test_unigram_stays_with_the_library(tmp_path: Path) -> None:
+    assert not write_byte_pairs(Backend(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False)), tmp_path)
+
+
+# --- SentencePiece ------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module", params=["bytes", "no bytes", "unknowns apart"])
+def pieces(
+    request: pytest.FixtureRequest, from_metadata: Any, spm: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BytePairs, Backend]:
+    """A vocabulary by score; characters that are not in it become bytes, or <unk>, one for several or one each."""
+    model = {"bytes": {}, "no bytes": {"byte_fallback": False}}
+    backend = from_metadata(spm()).tokenizer
+    backend = changed(backend, **model.get(request.param, {"byte_fallback": False, "fuse_unk": False}))
+    return opened(backend, tmp_path_factory.mktemp("pieces")), backend
+
+
+_PIECES = st.sampled_from(["<s>", "</s>", "<unk>", "<0x41>", "hello", " world", "\u2581", "  ", "\n", "é", "🙂", "ll"])
+
+
+@given(st.one_of(st.text(), st.lists(_PIECES).map("".join)))
+@settings(deadline=None, max_examples=300)
+def test_any_text_in_pieces(pieces: tuple[BytePairs, Backend], text: str) -> None:
+    assert_same(*pieces, [text])
+
+
+def test_texts_in_pieces(pieces: tuple[BytePairs, Backend], probes: dict[str, Any]) -> None:
+    assert_same(*pieces, TEXTS + probes["probes"])
 
 
 @pytest.mark.parametrize("section", ["first", "right", "product", "text_end", "by_text", "splitter"])
