@@ -118,7 +118,8 @@ class ModelSession:
         self.tier, self.num_threads = self._device.tier, self._device.num_threads
         self._outputs = set(self._device.output_names) - {KV_OUTPUT}
         self._checked: dict[str, NDArray[Any]] = {}  # inputs of the last run
-        self._places: tuple[list[str], list[int]] = [], []  # their names and the ids of their arrays, which live on
+        # Names and ids of their arrays, which live on; None = nothing has been checked.
+        self._places: tuple[list[str], list[int]] | None = None
         self._has_kv_cache, self._num_blocks = False, 0
         self._closed = False
 
@@ -165,7 +166,7 @@ class ModelSession:
             raise BackendError("run: call allocate_kv_cache first, and not after close")
         places = [*inputs], [*map(id, inputs.values())]
         if places != self._places:
-            self._places = [], []
+            self._places = None
             self._check_inputs(inputs)
             self._checked, self._places = dict(inputs), places
         names = (*outputs, *self._extra_outputs)
@@ -213,7 +214,7 @@ class ModelSession:
         """Free the session and the KV cache; run() fails afterwards. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._checked, self._places = {}, ([], [])
+            self._checked, self._places = {}, None
             self._device.close()
 
 

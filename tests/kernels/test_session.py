@@ -219,6 +219,9 @@ def test_known_arrays_do_not_hide_an_input_that_is_not_known(open_session: Calla
     del inputs["positions"]
     with pytest.raises(InvalidInputError, match="input 'positions' is missing"):
         session.run(inputs, ["logits"])
+    for unused in (session, open_session()):
+        with pytest.raises(InvalidInputError, match="is missing"):
+            unused.run({}, ["logits"])
 
 
 def test_two_sessions_run_at_once(open_session: Callable[..., ModelSession]) -> None:
