@@ -31,7 +31,8 @@ class ExternalTensor(NamedTuple):
 def external_tensors(model: bytes) -> Iterator[ExternalTensor]:
     """The external initializers of a serialised ModelProto.
 
-    Raises ValueError when `model` is not one, or one of them is not uint8 or not as long as its shape says.
+    Raises ValueError when `model` is not one, or one of them is not uint8, not as long as its shape says, or lacks its
+    file or offset.
     """
     for graph in _Message(memoryview(model)).parts[_GRAPH]:
         for initializer in _Message(graph).parts[_INITIALIZER]:
@@ -44,7 +45,8 @@ def _external_tensor(tensor: _Message) -> ExternalTensor:
     name, shape = tensor.text(_NAME), tuple(tensor.numbers[_DIMS])
     entries = [_Message(entry) for entry in tensor.parts[_EXTERNAL_DATA]]
     place = {entry.text(_KEY): entry.text(_VALUE) for entry in entries}
-    if tensor.numbers[_DATA_TYPE] != [_UINT8] or place.get("length") != str(math.prod(shape)):
+    is_whole = {"location", "offset"} <= place.keys() and place.get("length") == str(math.prod(shape))
+    if tensor.numbers[_DATA_TYPE] != [_UINT8] or not is_whole:
         raise ValueError(f"weight {name!r}: expected the bytes of a uint8 tensor of shape {shape}, got {place}")
     return ExternalTensor(name, shape, place["location"], int(place["offset"]))
 

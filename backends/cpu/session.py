@@ -69,7 +69,7 @@ class CpuSession:
         with translated(SessionCreateError, "cannot load the model"):
             options.register_custom_ops_library(str(cpu_library_path()))
             for name, array in self._weights.arrays(external_tensors(model)):
-                value = ort.OrtValue.ortvalue_from_numpy(array)  # wraps the array's memory
+                value = _wrapped(array, f"weight {name!r}")
                 options.add_initializer(name, value)
                 self._weight_values.append((value, array))
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -84,9 +84,7 @@ class CpuSession:
             cache_memory = memory.reshape(num_blocks, block_bytes)
         except (OSError, OverflowError) as error:
             raise BackendError(f"cannot reserve {num_blocks * block_bytes} bytes for the KV cache: {error}") from error
-        value = ort.OrtValue.ortvalue_from_numpy(cache_memory)  # wraps the array's memory
-        if value.data_ptr() != cache_memory.ctypes.data:
-            raise BackendError("onnxruntime copied the KV cache instead of wrapping it: unsupported version")
+        value = _wrapped(cache_memory, "the KV cache")
         self._kv_values = (value, ort.OrtValue.ortvalue_from_numpy(layout))
         for name, bound in zip(KV_INPUTS, self._kv_values, strict=True):
             self._binding.bind_ortvalue_input(name, bound)
@@ -144,6 +142,16 @@ class CpuSession:
         self._session = None
         self._weight_values.clear()
         self._weights.close()
+
+
+def _wrapped(array: NDArray[np.uint8], what: str) -> Any:
+    """An OrtValue over the array's memory, which must outlive it; BackendError if onnxruntime copies instead."""
+    import onnxruntime as ort
+
+    value = ort.OrtValue.ortvalue_from_numpy(array)
+    if value.data_ptr() != array.ctypes.data:
+        raise BackendError(f"onnxruntime copied {what} instead of wrapping it: unsupported version")
+    return value
 
 
 def _zeros(size: int, *, huge_pages: bool) -> NDArray[np.uint8]:

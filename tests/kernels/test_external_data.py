@@ -38,11 +38,22 @@ def test_a_damaged_graph_is_an_error(cut: int, package: Path) -> None:
         list(external_tensors(raw[:-cut]))
 
 
-@pytest.mark.parametrize(("key", "value"), [("length", "7"), ("offset", "9999999"), ("location", "elsewhere.gguf")])
-def test_a_weight_that_is_not_in_its_file_is_named(key: str, value: str, package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("length", "7"), ("offset", "9999999"), ("location", "elsewhere.gguf"),
+        ("length", None), ("offset", None), ("location", None),
+    ],
+)  # fmt: skip
+def test_a_weight_that_is_not_in_its_file_is_named(key: str, value: str | None, package: Path, tmp_path: Path) -> None:
+    """None: its place lacks this entry."""
     model = onnx.load(str(package / GRAPH_NAME), load_external_data=False)
     weight = next(t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
-    next(entry for entry in weight.external_data if entry.key == key).value = value
+    entry = next(entry for entry in weight.external_data if entry.key == key)
+    if value is None:
+        weight.external_data.remove(entry)
+    else:
+        entry.value = value
     (tmp_path / GRAPH_NAME).write_bytes(model.SerializeToString())
     with pytest.raises(SessionCreateError, match=f"weight '{weight.name}'"):
         ModelSession(tmp_path, read_manifest(package))
