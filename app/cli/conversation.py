@@ -108,5 +108,7 @@ class _Meter:
             return "no tokens"
         tokens = self._num_chunks if self._num_tokens is None else self._num_tokens
         seconds = self._last - self._first
-        rate = f"{(tokens - 1) / seconds:.1f} tokens/s" if tokens > 1 and seconds > 0 else "one token"
+        rate = "one token"
+        if tokens > 1:  # which may come in one piece
+            rate = f"{(tokens - 1) / seconds:.1f} tokens/s" if seconds > 0 else "all at once"
         return f"[TTFT {1000 * (self._first - self._started):.0f} ms, {rate}, {tokens} tokens]"
