@@ -33,7 +33,11 @@ unpacked() {
   as_user "cd \"\${ARCHIVE%.tar.gz}\"; $1"
 }
 
+for name in check check-signature unpack chat serve ask; do
+  grep -q "<pre id=\"$name\">" "$page" || { echo "trial: index.html does not say how to $name" >&2; exit 1; }
+done
 archive=$(sed -n "s/.*<a href=\"\([^\"]*-$(uname -m)-glibc-$back_end\.tar\.gz\)\".*/\1/p" "$page")
+[ -n "$archive" ] || { echo "trial: index.html links no archive for this machine" >&2; exit 1; }
 for name in $(grep -e "href=\"$archive\"" -e '^<li><a href=' "$page" | grep -o 'href="[^"]*"' | cut -d'"' -f2); do
   cp "$release/$name" "$root/$place/"
 done
