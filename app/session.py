@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.outputs import RequestOutput
     from ..runtime.sampling_params import SamplingParams
 
+T = TypeVar("T")
 Message = dict[str, Any]  # {"role": ..., "content": ...}
 
 
@@ -99,7 +100,7 @@ class LocalSession:
         try:
             while True:
                 try:
-                    output: RequestOutput = self._run(_next(outputs))
+                    output = self._run(_next(outputs))
                 except StopAsyncIteration:
                     return
                 num_tokens += len(output.outputs[0].token_ids)
@@ -110,7 +111,8 @@ class LocalSession:
         finally:
             self._run(outputs.aclose())
 
-    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Its result. In the main thread, the only one that may ask for it, signals wake the loop."""
         if threading.current_thread() is not threading.main_thread():
             return self._runner.run(coroutine)
         previous = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)

@@ -62,11 +62,11 @@ def _question(checkpoint: Path, tokenizer_pre: str | None) -> list[str | int | N
 
 
 def _states(entry: Path, checkpoint: Path, weights: Iterable[Path]) -> dict[str, list[int] | None]:
-    """Of every file that matters; a stamp with fewer of them vouches for nothing."""
+    """State by path of every file that the entry depends on; a stamp with fewer of them vouches for nothing."""
     files = [*weights, *(entry / name for name in (MANIFEST_NAME, *PACKAGE_FILES))]
     if checkpoint.is_dir():  # its own state tells of files that come and go
-        whole = checkpoint.absolute()
-        files += [whole, *(whole / name for name in CHECKPOINT_FILES)]
+        folder = checkpoint.absolute()
+        files += [folder, *(folder / name for name in CHECKPOINT_FILES)]
     return {str(path): _state(str(path)) for path in files}
 
 

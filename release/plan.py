@@ -13,7 +13,8 @@ from .source import read_source
 def plan(tag: str | None) -> dict[str, Any]:
     """Archives of a release of this tree, which the workflow builds; and why not the others.
 
-    No tag = a dry run, which never publishes; ArchiveError for a foreign tag."""
+    No tag = a dry run, which never publishes; ArchiveError for a foreign tag.
+    """
     source = read_source()
     if tag is not None and version_of_tag(tag) != source.version:
         raise ArchiveError(f"tag {tag}, but the version of the tree is {source.version}")

@@ -23,7 +23,8 @@ STAGES: Mapping[str, tuple[list[str], dict[str, str], bool]] = {
     "attest": (["plan", "verify"], {"contents": "read", "id-token": "write", "attestations": "write"}, True),
     "publish": (["plan", "attest"], {"contents": "write"}, True),
 }
-# Jobs that run once for each tuple of a release, and by which names they hand it on. Of publish: once for each tuple.
+# Jobs that run once for each tuple of a release -> (the artifact that one downloads, the one that it uploads). publish
+# runs once and downloads what attest uploads for every tuple.
 TUPLE = "${{ matrix.artifact_id }}"
 HANDOFF: Mapping[str, tuple[str, str]] = {
     "build": ("", f"unverified-{TUPLE}"),

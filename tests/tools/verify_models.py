@@ -96,15 +96,16 @@ def captured_equals_eager(path: Path, prompt: list[int]) -> dict[str, Any]:
     """Bit for bit: the same tokens, and the same keys and values of every layer."""
     package = path if path.is_dir() else export(path)
     tokens, cache = decode(package, prompt, ["sampled_token_ids"])
-    eager_tokens, eager_cache = decode(
-        package, prompt, ["sampled_token_ids", "logits"]
-    )  # a second output: not captured
+    with_a_second_output = ["sampled_token_ids", "logits"]  # such a step is not captured
+    eager_tokens, eager_cache = decode(package, prompt, with_a_second_output)
     differing = int((cache != eager_cache).sum())
     return {"ok": tokens == eager_tokens and differing == 0, "tokens_equal": tokens == eager_tokens, "bytes": differing}
 
 
-def preempted_equals_alone(path: Path, prompts: list[list[int]], alone: list[Any], options: Any) -> dict[str, Any]:
-    # 24 blocks hold three of the eight: the others wait, or are preempted.
+def preempted_equals_alone(
+    path: Path, prompts: list[list[int]], alone: list[Any], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Answers to the eight prompts in 24 blocks, which hold three of them: the others wait, or are preempted."""
     with LLM(str(path), num_gpu_blocks_override=24, **(options | {"max_model_len": 256})) as llm:
         result = compare(alone, generate(llm, prompts))
         stats = llm.get_stats()

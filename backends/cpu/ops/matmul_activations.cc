@@ -90,12 +90,12 @@ void pack_rows(Activations& a, const SessionContext& session, const MatMulKernel
     const RowBuffers rows(own, kGroupRows, k, kernels.q_bytes);
     const int64_t row = tasks.start(task);
     const int64_t count = tasks.start(task + 1) - row;
-    const int64_t group = groups.count == 1 ? 0 : row;
-    const int64_t size = groups.count == 1 ? a.m : count;
+    const int64_t first_row = groups.count == 1 ? 0 : row;  // of the group
+    const int64_t group_rows = groups.count == 1 ? a.m : count;
     for (int64_t i = 0; i < count; i++) rows.quantize(kernels, x + (row + i) * k, k, i);
     for (const QuantizedForm& form : std::span(a.forms, static_cast<size_t>(a.num_forms))) {
-      uint8_t* out = form.packed + group * blocks * packed_block_bytes(form.halves);
-      kernels.pack({rows.q, rows.d, rows.sum, nullptr}, rows.sums, {out, size, row - group, count}, blocks,
+      uint8_t* out = form.packed + first_row * blocks * packed_block_bytes(form.halves);
+      kernels.pack({rows.q, rows.d, rows.sum, nullptr}, rows.sums, {out, group_rows, row - first_row, count}, blocks,
                    form.zero_point, form.halves);
     }
   });

@@ -23,7 +23,17 @@ def step_of(*scheduled: tuple[Request, int, list[int]], preempted: tuple[str, ..
     """Each: a request, its tokens of the step (its last ones), its blocks."""
     items = [ScheduledRequest(r, r.num_tokens - count, count, blocks) for r, count, blocks in scheduled]
     counts = {item.request.request_id: item.num_scheduled_tokens for item in items}
-    return SchedulerOutput(items, counts, sum(counts.values()), [], [], [], list(preempted), set(), [])
+    return SchedulerOutput(
+        scheduled=items,
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+        scheduled_new_req_ids=[],
+        scheduled_resumed_req_ids=[],
+        scheduled_running_req_ids=[],
+        preempted_req_ids=list(preempted),
+        finished_req_ids=set(),
+        block_copies=[],
+    )
 
 
 def build(batch: InputBatch, step: SchedulerOutput) -> BatchInputs:
