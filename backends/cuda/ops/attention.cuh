@@ -309,11 +309,12 @@ __device__ __forceinline__ bool is_last_block(const AttentionParams& p, int64_t 
   return shared;
 }
 
-// Elements d to d + 3 of a head from its partitions, in order, and its (max, sum). Several partitions are loaded and
-// scaled at a time.
+// Elements d to d + 3 of a head from its partitions, in order, and its (max, sum). Several partitions are loaded at a
+// time. kOneByOne: merged as in a step that is not split, for the same bits; else scaled at the same time, too.
+template <bool kOneByOne>
 __device__ __forceinline__ float4 merge_states(const AttentionParams& p, const float* state, int64_t count, int64_t d,
                                                float& max, float& sum) {
-  constexpr int kBatch = 10;
+  constexpr int kBatch = kOneByOne ? 4 : 10;
   const int64_t stride = p.head_dim + kStateExtra;
   float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   for (int64_t from = 0; from < count; from += kBatch) {
@@ -326,24 +327,30 @@ __device__ __forceinline__ float4 merge_states(const AttentionParams& p, const f
       ends[i] = __ldcg(reinterpret_cast<const float2*>(part + p.head_dim));
       if (from + i >= count) ends[i].y = 0.0f;
     }
-    float highest = max;
+    if constexpr (kOneByOne) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) highest = ends[i].y != 0.0f ? fmaxf(highest, ends[i].x) : highest;
-    const float kept = exp_difference(max, highest);
-    out = make_float4(__fmul_rn(out.x, kept), __fmul_rn(out.y, kept), __fmul_rn(out.z, kept), __fmul_rn(out.w, kept));
-    sum = __fmul_rn(sum, kept);
+      for (int i = 0; i < kBatch; ++i) out = merged(merge(max, sum, ends[i].x, ends[i].y), out, parts[i]);
+    } else {
+      float highest = max;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const float scale = ends[i].y != 0.0f ? exp_difference(ends[i].x, highest) : 0.0f;
-      out = merged({1.0f, scale}, out, parts[i]);
-      sum = __fadd_rn(sum, __fmul_rn(ends[i].y, scale));
+      for (int i = 0; i < kBatch; ++i) highest = ends[i].y != 0.0f ? fmaxf(highest, ends[i].x) : highest;
+      const float kept = exp_difference(max, highest);
+      out = make_float4(__fmul_rn(out.x, kept), __fmul_rn(out.y, kept), __fmul_rn(out.z, kept), __fmul_rn(out.w, kept));
+      sum = __fmul_rn(sum, kept);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float scale = ends[i].y != 0.0f ? exp_difference(ends[i].x, highest) : 0.0f;
+        out = merged({1.0f, scale}, out, parts[i]);
+        sum = __fadd_rn(sum, __fmul_rn(ends[i].y, scale));
+      }
+      max = highest;
     }
-    max = highest;
   }
   return out;
 }
 
 // The rows of an item from their partitions; a thread has four dimensions of a head.
+template <bool kOneByOne>
 __device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64_t token, int64_t first_head, int heads,
                                                  int64_t first, int64_t last, int partitions) {
   const int dim = static_cast<int>(p.head_dim), quads = heads * dim / 4;
@@ -354,7 +361,8 @@ __device__ __forceinline__ void merge_partitions(const AttentionParams& p, int64
     if (inside) {
       const int64_t head = first_head + at * 4 / dim;
       float max = -kInfinity, sum = 0.0f;
-      out = merge_states(p, state_of(p, partitions, token, head, first), last - first + 1, at * 4 % dim, max, sum);
+      const float* states = state_of(p, partitions, token, head, first);
+      out = merge_states<kOneByOne>(p, states, last - first + 1, at * 4 % dim, max, sum);
       const float scale = final_scale(p, head, max, sum);
       out = make_float4(__fmul_rn(out.x, scale), __fmul_rn(out.y, scale), __fmul_rn(out.z, scale),
                         __fmul_rn(out.w, scale));

@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S, kDim>)
   __syncthreads();
   store_state(p, shared, token, kv_head, partition, partitions);
   if (is_last_block(p, token, last - first, shared.is_last)) {
-    merge_partitions(p, token, kv_head * p.group, static_cast<int>(p.group), first, last, partitions);
+    merge_partitions<false>(p, token, kv_head * p.group, static_cast<int>(p.group), first, last, partitions);
   }
 }
 

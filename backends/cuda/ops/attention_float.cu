@@ -297,8 +297,8 @@ __global__ void __launch_bounds__(kThreads)
   block.attend(partition, true, acc);
   block.store_state(partition, partitions, acc);
   if (!is_last_block(p, item.first_token, static_cast<int>(last - first), shared.is_last)) return;
-  merge_partitions(p, item.first_token, block.kv_head * p.group + block.first_head, block.heads, first, last,
-                   partitions);
+  merge_partitions<true>(p, item.first_token, block.kv_head * p.group + block.first_head, block.heads, first, last,
+                         partitions);
 }
 
 // A step of many tokens: one block per item.
