@@ -34,9 +34,11 @@ Arena::~Arena() {
   for (const auto& [memory, size] : sizes_) cudaFree(memory);
 }
 
+static size_t block_size(size_t bytes) { return (bytes + kReadAhead + kGranule - 1) / kGranule * kGranule; }
+
 void* Arena::allocate(size_t bytes) {
   if (bytes == 0) return nullptr;
-  const size_t size = (bytes + kReadAhead + kGranule - 1) / kGranule * kGranule;
+  const size_t size = block_size(bytes);
   const std::lock_guard lock(mutex_);
   const auto fit = free_.lower_bound(size);
   if (fit != free_.end() && fit->first <= size + size / 4 + 65536) {
@@ -44,6 +46,15 @@ void* Arena::allocate(size_t bytes) {
     free_.erase(fit);
     return memory;
   }
+  return make(size);
+}
+
+void* Arena::allocate_unused(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return make(block_size(bytes));
+}
+
+void* Arena::make(size_t size) {
   const RelaxedCapture relaxed;
   check(cudaSetDevice(ordinal_), "cudaSetDevice");
   void* memory = nullptr;
@@ -123,12 +134,12 @@ void* Context::scratch_bytes(Purpose purpose, size_t bytes) {
 }
 
 int* Context::zeros(int64_t count) {
-  const size_t known = scratch_[kZeros].size;
-  int* memory = scratch<int>(kZeros, count);
-  if (scratch_[kZeros].size != known) {
-    check(cudaMemsetAsync(memory, 0, scratch_[kZeros].size, launch.stream), "cudaMemset");
+  Scratch& zeros = scratch_[kZeros];
+  if (const size_t bytes = static_cast<size_t>(count) * sizeof(int); bytes > zeros.size) {
+    zeros = {arena.allocate_unused(2 * bytes), 2 * bytes};
+    check(cudaMemsetAsync(zeros.memory, 0, zeros.size, launch.stream), "cudaMemset");
   }
-  return memory;
+  return static_cast<int*>(zeros.memory);
 }
 
 QuantizedRows Context::quantized_of(const float* x, int64_t rows, int64_t k) const {

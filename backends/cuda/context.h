@@ -44,11 +44,14 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   void* allocate(size_t bytes);  // null for 0 bytes; throws CudaError
+  // Memory that no captured graph writes to, as it does to blocks that it used and gave back: for what outlasts a step.
+  void* allocate_unused(size_t bytes);
   void release(void* memory);
   // What was last refused for want of memory since the last call, with figures; "" = nothing.
   std::string take_refusal();
 
  private:
+  void* make(size_t size);
   [[noreturn]] void refuse(size_t bytes, cudaError_t status);
 
   int ordinal_;

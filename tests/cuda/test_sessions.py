@@ -125,6 +125,24 @@ def test_batched_decode_equals_alone(activation_dtype: str, tiny: Callable[[str,
 
 
 @needs_device
+@pytest.mark.parametrize("name", ["llama", "llama_wide"])
+def test_captured_steps_leave_each_other_alone(name: str, tiny: Callable[[str, str], Path], tmp_path: Path) -> None:
+    """Larger steps come after smaller ones were captured; those run again, and then the larger ones do."""
+    package = export(tiny(name, "gguf-q8_0"), tmp_path / "package", verify=False)
+    session = open_session(package, "cuda")
+    prompts = [(PROMPT[i : i + 70], 1 + 5 * i) for i in range(12)]  # five blocks each; in steps that are not split
+    tokens = [session.run(step_inputs(p, 0, first_block=first), TOKENS)["sampled_token_ids"][0] for p, first in prompts]
+    steps = [
+        step_inputs([int(token)], len(p), first_block=first) for token, (p, first) in zip(tokens, prompts, strict=True)
+    ]
+    expected = [int(session.run(step, TOKENS)["sampled_token_ids"][0]) for step in steps]
+    for size in (2, 4, 8, 12):
+        for rows in (size, size, size, 1, size // 2, size):
+            got = session.run(merged(steps[:rows]), TOKENS)["sampled_token_ids"]
+            assert got.tolist() == expected[:rows], (size, rows)
+
+
+@needs_device
 def test_a_bad_value_fails_the_step_and_the_session_goes_on(tiny: Callable[[str, str], Path], tmp_path: Path) -> None:
     package = export(tiny("llama", "safetensors"), tmp_path / "package", verify=False)
     session = open_session(package, "cuda")
