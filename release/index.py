@@ -37,6 +37,9 @@ def make_index(folder: Path, public_key: Path) -> list[dict[str, Any]]:
 def check_index(folder: Path, public_key: Path) -> None:
     """ArchiveError if the files of `make_index` are not exactly what the archives beside them and the key give."""
     entries = read_release(folder, public_key)
+    for name in (*CHECKING_FILES, *INDEX_FILES):
+        if not (folder / name).is_file():
+            raise ArchiveError(f"{name} is missing; `release index` writes it")
     for name, content in _checking_files(public_key).items():
         if (folder / name).read_bytes() != content:
             raise ArchiveError(f"{name} is not the one of this release")

@@ -84,6 +84,11 @@ def test_index(archive: Path, keys: Keys) -> None:
     (archive.parent / "index.html").write_text(page.replace("stable", "best"))
     with pytest.raises(ArchiveError, match="by hand or is old"):
         check_index(archive.parent, keys["ours.pub"])
+    for name in (*CHECKING_FILES, *INDEX_FILES):
+        make_index(archive.parent, keys["ours.pub"])
+        (archive.parent / name).unlink()
+        with pytest.raises(ArchiveError, match=rf"^{re.escape(name)} is missing"):
+            check_index(archive.parent, keys["ours.pub"])
 
 
 def test_the_page_alone_suffices(archive: Path, keys: Keys) -> None:
