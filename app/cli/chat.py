@@ -58,8 +58,8 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
     num_first = len(messages)
     has_commands = sys.stdin.isatty()  # what is piped in is text
     for line in read_lines("> "):
-        if has_commands and line.startswith("/"):
-            command = line.strip()
+        command = line.strip()
+        if has_commands and line.startswith("/") and "\n" not in command:  # a paste of several lines is text
             if command == "/exit":
                 return
             if command == "/clear":

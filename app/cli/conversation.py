@@ -47,10 +47,10 @@ def open_session(args: Namespace) -> AbstractContextManager[Session]:
 
 
 def read_lines(prompt: str) -> Iterator[str]:
-    """Lines that the user types, or that are piped in, until the end of input or ^C."""
+    """Lines that the user types, or that are piped in, until the end of input or ^C. Pasted lines come as one text."""
     interactive = sys.stdin.isatty()
     if interactive:
-        import readline  # noqa: F401  (gives input() editing and history)
+        _edit_lines()
     while True:
         try:
             line = input(prompt if interactive else "")
@@ -62,6 +62,15 @@ def read_lines(prompt: str) -> Iterator[str]:
             raise UsageError(f"stdin is not valid UTF-8: {error.reason} at byte {error.start}") from error
         if line.strip():
             yield line
+
+
+def _edit_lines() -> None:
+    """Give input() editing, history and pastes of several lines; without readline, as in an archive, it has none."""
+    try:
+        import readline
+    except ImportError:
+        return
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
 
 
 def print_answer(deltas: Generator[Delta, None, None], *, stats: bool) -> str | None:

@@ -330,6 +330,35 @@ def test_chat_commands_are_for_a_person_and_never_reach_the_model(
     assert seen[-1][1]["messages"][-1]["content"] == "/help"
 
 
+def test_chat_takes_a_paste_of_several_lines_as_one_text(cli: Any, other_server: tuple[str, list[Any]]) -> None:
+    pytest.importorskip("readline", reason="pastes are taken apart by readline")
+    url, seen = other_server
+    child = spawn(cli, "chat", "--url", url, TERM="xterm")
+    for text in ("/* one\ntwo */\n", "three"):
+        child.expect_exact("> ")
+        child.sendline(f"\x1b[200~{text}\x1b[201~")
+        child.expect_exact("44")
+    child.expect_exact("> ")
+    child.sendeof()
+    child.wait()
+    assert child.exitstatus == 0
+    assert [body["messages"][-1]["content"].strip() for _, body, _ in seen] == ["/* one\ntwo */", "three"]
+
+
+def test_chat_on_a_terminal_without_readline(cli: Any, other_server: tuple[str, list[Any]], tmp_path: Path) -> None:
+    """As in an archive, which leaves it out."""
+    url, seen = other_server
+    (tmp_path / "readline.py").write_text("raise ModuleNotFoundError(\"No module named 'readline'\")")
+    child = spawn(cli, "chat", "--url", url, PYTHONPATH=str(tmp_path))
+    child.expect_exact("> ")
+    child.sendline("Hello")
+    child.expect_exact("44")
+    child.expect_exact("> ")
+    child.sendeof()
+    child.wait()
+    assert child.exitstatus == 0 and len(seen) == 1
+
+
 def test_complete_with_another_server(cli: Any, other_server: tuple[str, list[Any]]) -> None:
     url, seen = other_server
     assert cli("complete", "--url", url, "1+1=", "--max-tokens", 3, "--seed", 5).out == "44\n"
