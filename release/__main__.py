@@ -161,6 +161,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _file(text: str) -> Path:
+    """A file that must be there before anything begins: some commands would need it hours later."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return path
+
+
 def _add_building(commands: _Commands) -> None:
     building = argparse.ArgumentParser(add_help=False)
     building.add_argument(
@@ -171,11 +179,11 @@ def _add_building(commands: _Commands) -> None:
     )
     building.add_argument("--out", type=Path, default=Path("dist"), help="folder of the result (default: dist)")
     building.add_argument("--work", type=Path, help="where the temporary folder is made")
-    building.add_argument("--wheel", type=Path, help="quick: trivet's wheel (default: built from a copy of the tree)")
+    building.add_argument("--wheel", type=_file, help="quick: trivet's wheel (default: built from a copy of the tree)")
     building.add_argument(
         "--python", type=Path, default=DEFAULT_PYTHON, help="quick: interpreter to bundle (default: %(default)s)"
     )
-    building.add_argument("--key", type=Path, help="PEM file of the Ed25519 key that signs the provenance")
+    building.add_argument("--key", type=_file, help="PEM file of the Ed25519 key that signs the provenance")
     command = commands.add_parser("root", help="make the root of the release recipe, or find it in the cache")
     command.set_defaults(run=_root)
     command = commands.add_parser("build", parents=[building], help="build one archive")
@@ -197,7 +205,7 @@ def _add_building(commands: _Commands) -> None:
     command.add_argument(
         "--evidence", type=Path, required=True, help="folder for reports and the public key, release.pub"
     )
-    command.add_argument("--model", type=Path, help="as for verify")
+    command.add_argument("--model", type=_file, help="as for verify")
     command.set_defaults(run=_all)
     command = commands.add_parser("cross", help="build and audit the op library of a system that has no archive")
     command.add_argument("artifact_id")
@@ -217,9 +225,9 @@ def _add_judging(commands: _Commands) -> None:
         "--evidence", type=Path, required=True, help="folder for reports and the manifest with evidence"
     )
     command.add_argument(
-        "--model", type=Path, help="SmolLM2 GGUF file of release/references; without it nothing is run"
+        "--model", type=_file, help="SmolLM2 GGUF file of release/references; without it nothing is run"
     )
-    command.add_argument("--key", type=Path, help="PEM file of the public key that must have signed the provenance")
+    command.add_argument("--key", type=_file, help="PEM file of the public key that must have signed the provenance")
     command.add_argument(
         "--forbid", action="append", default=[], help="path prefix that no file may hold; may be repeated"
     )
@@ -235,7 +243,7 @@ def _add_judging(commands: _Commands) -> None:
     command.add_argument("compare", nargs="+", help="arguments of bench/compare.py, after --")
     command.set_defaults(run=_performance)
     command = commands.add_parser("check-manifest", help="check a manifest file")
-    command.add_argument("manifest", type=Path)
+    command.add_argument("manifest", type=_file)
     command.set_defaults(run=_check_manifest)
 
 
@@ -243,17 +251,17 @@ def _add_publishing(commands: _Commands) -> None:
     command = commands.add_parser("attest", help="sign provenance that carries the evidence")
     command.add_argument("archive", type=Path)
     command.add_argument("--evidence", type=Path, required=True)
-    command.add_argument("--key", type=Path, required=True, help="PEM file of the private key")
+    command.add_argument("--key", type=_file, required=True, help="PEM file of the private key")
     command.set_defaults(run=_attest)
     command = commands.add_parser("index", help="write index.json and index.html of a folder of attested archives")
     command.add_argument("folder", type=Path)
-    command.add_argument("--key", type=Path, required=True, help="PEM file of the public key")
+    command.add_argument("--key", type=_file, required=True, help="PEM file of the public key")
     command.add_argument("--check", action="store_true", help="compare instead of writing")
     command.set_defaults(run=_index)
     command = commands.add_parser("notes", help="write release notes with figures of attested archives alone")
-    command.add_argument("template", type=Path, help="like release/notes.md")
+    command.add_argument("template", type=_file, help="like release/notes.md")
     command.add_argument("--folder", type=Path, required=True, help="folder of the attested archives")
-    command.add_argument("--key", type=Path, required=True, help="PEM file of the public key")
+    command.add_argument("--key", type=_file, required=True, help="PEM file of the public key")
     command.add_argument("--evidence", type=Path, help="folder with competitor.json, for throughputs")
     command.add_argument("--out", type=Path, required=True)
     command.set_defaults(run=_notes)

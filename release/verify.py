@@ -182,7 +182,10 @@ def _write(
 
 def attest(archive: Path, evidence: Path, key: Path) -> None:
     """Sign provenance that carries the manifest with evidence; SignatureError if the evidence is about other bytes."""
-    manifest = json.loads((evidence / "release-manifest.json").read_text(encoding="utf-8"))
+    path = evidence / "release-manifest.json"
+    if not path.is_file():
+        raise SignatureError(f"{evidence} holds no {path.name}; `python -m release verify` writes it there")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
     check_manifest(manifest, load_matrix())
     if manifest["archive"] is None or manifest["archive"]["sha256"] != check_checksum(archive):
         raise SignatureError(f"the evidence in {evidence} is not about {archive.name}")

@@ -37,7 +37,9 @@ def main() -> None:
     args = parser.parse_args()
     try:
         lines = check(args.archive, args.key)
-    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
+    except KeyError as error:
+        sys.exit(f"NOT VALID: {args.archive.name}: a field that must be in the provenance or a list is not: {error}")
+    except (OSError, ValueError, TypeError, tarfile.TarError) as error:
         sys.exit(f"NOT VALID: {args.archive.name}: {error}")
     print("\n".join(lines))
 
@@ -82,7 +84,11 @@ def is_signed(message: bytes, signature: bytes, key: Path) -> bool:
         names[1].write_bytes(signature)
         command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", str(key), "-rawin"]
         command += ["-in", str(names[0]), "-sigfile", str(names[1])]
-        return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0 and b"Verification Failure" not in done.stdout:  # no key, or not an openssl 3
+        reason = done.stdout.decode(errors="replace").strip().splitlines()
+        raise ValueError(f"openssl could not check the signature with the key {key}: {reason[0] if reason else '?'}")
+    return done.returncode == 0
 
 
 def check_files(archive: Path, signed: dict[str, Any]) -> int:

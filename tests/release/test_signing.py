@@ -18,6 +18,7 @@ from made_up_bundle import ARTIFACT, EPOCH, ROOT, make_manifest_without_itself, 
 
 from release import pipeline, provenance
 from release import verify as verify_module
+from release.__main__ import main
 from release.archive import sha256_file, tree_files, write_archive
 from release.build import BuildOptions
 from release.errors import ArchiveError, GateError, ManifestError, MatrixError, SignatureError
@@ -273,6 +274,18 @@ def test_a_stranger_sees_an_attack(
     assert done.returncode == 1 and "NOT VALID" in done.stderr and complaint in done.stderr
 
 
+def test_a_stranger_is_told_what_could_not_be_checked(archive: Path, tmp_path: Path, keys: Keys) -> None:
+    no_key = tmp_path / "words.pub"
+    no_key.write_text("words\n")
+    for key in (tmp_path / "none.pub", no_key, keys["ours"]):
+        done = stranger(archive, "--key", key)
+        assert done.returncode == 1 and "not signed" not in done.stderr
+        assert f"openssl could not check the signature with the key {key}: Could not " in done.stderr
+    Path(f"{archive}.provenance.json").write_text("{}")
+    done = stranger(archive, "--unsigned")
+    assert done.returncode == 1 and "a field that must be in the provenance or a list is not: 'payload'" in done.stderr
+
+
 @pytest.fixture
 def fresh(archive: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The archive as `release build` leaves it: provenance without evidence; and an allowlist that fits."""
@@ -290,6 +303,17 @@ def fresh(archive: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(verify_module, "Runner", NoRuns)
     return archive
+
+
+def test_files_that_are_named_must_be_there(
+    fresh: Path, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["all", "linux-x86_64-glibc-cpu", "--evidence", str(tmp_path / "evidence"), "--model", "/none.gguf"]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "argument --model: there is no file /none.gguf" in capsys.readouterr().err
+    assert main(["attest", str(fresh), "--evidence", str(tmp_path), "--key", str(keys["ours"])]) == 1
+    assert "holds no release-manifest.json; `python -m release verify` writes it there" in capsys.readouterr().err
 
 
 def test_verify_writes_evidence_that_attest_signs(fresh: Path, keys: Keys, tmp_path: Path) -> None:
