@@ -18,6 +18,7 @@ mkdir -p "$root/$place" "$root/models"
 cp "$release/index.html" "$page"
 cp "$model" "$root/models/model.gguf"
 mount -t proc proc "$root/proc"
+mount -t devpts -o ptmxmode=666 devpts "$root/dev/pts"
 mount -t tmpfs -o noexec,size=64m,mode=1777 tmpfs "$root/tmp"
 ip link set lo up 2>/dev/null || python3 -c 'from release.smoke import raise_loopback; raise_loopback()'
 
@@ -48,6 +49,7 @@ grep -qF "<code>$(cd "$root/$place" && sha256sum "$archive" | cut -d' ' -f1)</co
 (cd "$root/$place" && env -i PATH=/usr/bin:/bin ARCHIVE="$archive" sh -euc "$(step check-signature)")
 as_user "$(step unpack)"
 unpacked "echo 'Say hello.' | $(step chat)"
+unpacked "echo 'Say hello.' | script -qec '$(step chat)' /dev/null" # on a terminal, where it reads otherwise
 unpacked "$(step serve) 2>\"\$HOME/log\" & server=\$!
   for i in \$(seq 300); do sleep 0.2; grep -q Serving \"\$HOME/log\" && break; done
   $(step ask)
