@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,8 +15,22 @@ from .errors import APIError, BodyTooLargeError, bad_request
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_NUM_NAMED = 10  # unknown fields that an answer names
+_NUM_SHOWN = 80  # characters of a value that an answer repeats
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = _NUM_SHOWN
+_BRIEF.maxlist = _BRIEF.maxdict = _NUM_SHOWN // 3
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # written as an escape, the only way into UTF-8
 _LONE = re.compile("[\ud800-\udfff]")  # the decoder joins pairs
+
+
+class UnknownFieldsError(ValueError):
+    """Fields of one object, which a validator refuses together."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__("unknown fields")
+        self.names = names
 
 
 async def read_json(request: Request, max_bytes: int) -> Any:
@@ -96,11 +112,14 @@ def _json_type(value: Any) -> str:
 
 def _describe(error: ValidationError) -> APIError:
     """One line for a client out of pydantic's list of errors."""
-    details = error.errors(include_url=False, include_context=False)
-    unknown = [".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"]
-    if unknown:
-        names = ", ".join(map(repr, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
-        return bad_request(f"unknown field {names}: this server has no such field; leave it out", unknown[0])
+    details = error.errors(include_url=False)
+    for detail in details:
+        cause = detail.get("ctx", {}).get("error")
+        if isinstance(cause, UnknownFieldsError):
+            names = [".".join(map(str, (*detail["loc"], _cut(name)))) for name in cause.names[:_NUM_NAMED]]
+            num_more = len(cause.names) - len(names)
+            listed = ", ".join(map(repr, names)) + (f" and {num_more} more" if num_more else "")
+            return bad_request(f"unknown field {listed}: this server has no such field; leave it out", names[0])
     first = details[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     message = first["msg"].removeprefix("Value error, ")
@@ -108,7 +127,15 @@ def _describe(error: ValidationError) -> APIError:
         return bad_request(f"field {param!r} is missing", param)
     if param is None:
         return bad_request(message)
-    shown = repr(first["input"])
-    got = f", got {shown[:80]}{'…' if len(shown) > 80 else ''}"
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return bad_request(f"{param}: {message[0].lower()}{message[1:]}{got}{more}", param.partition(".")[0])
+    shown = _shown(first["input"])
+    return bad_request(f"{param}: {message[0].lower()}{message[1:]}, got {shown}{more}", param.partition(".")[0])
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, which may be as large as the body."""
+    return _cut(repr(value[:_NUM_SHOWN]) if isinstance(value, str) else _BRIEF.repr(value))
+
+
+def _cut(text: str) -> str:
+    return f"{text[:_NUM_SHOWN]}…" if len(text) > _NUM_SHOWN else text

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ....runtime.engine.input_processor import MAX_N
-from ..config import MAX_COMPLETION_PROMPTS
 from ..errors import bad_request
 from . import responses
 from .logprobs import completion_logprobs, prompt_logprobs
@@ -48,8 +47,6 @@ async def prepare(service: Service, request: CompletionRequest) -> Job:
         raise bad_request("prompt_logprobs are not available when stream=True", "prompt_logprobs")
     echo_only = request.max_tokens == 0 and request.echo
     given = _split(request.prompt)
-    if len(given) > MAX_COMPLETION_PROMPTS:
-        raise bad_request(f"prompt has {len(given)} prompts, at most {MAX_COMPLETION_PROMPTS} are accepted", "prompt")
     if len(given) > 1 and len(given) * (request.n or 1) > MAX_N:
         raise bad_request(f"{len(given)} prompts with n={request.n} are more than {MAX_N} completions", "n")
     prompts = []

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
+
+from ..body import UnknownFieldsError
+from ..config import MAX_COMPLETION_PROMPTS
+
+
+class _UpToFirstFault:
+    """A list's validation ends at its first fault: one per item would be a million for a body of megabytes."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        schema = handler(source)
+        assert schema["type"] == "list"
+        return {**schema, "fail_fast": True}
+
+
+Item = TypeVar("Item")
+List = Annotated[list[Item], _UpToFirstFault()]
 
 
 class WireModel(BaseModel):
     """JSON types as they are: no number out of a string, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, value: Any) -> Any:
+        """All in one fault: see List."""
+        if isinstance(value, dict) and (unknown := [name for name in value if name not in cls.model_fields]):
+            raise UnknownFieldsError(unknown)
+        return value
 
 
 class StreamOptions(WireModel):
@@ -31,15 +55,15 @@ class GenerationRequest(WireModel):
     min_p: float | None = None
     seed: int | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | List[str] | None = None
+    stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int | None = None
     max_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: dict[str, Any] | None = None  # SamplingParams checks the values, up to the first fault
+    allowed_token_ids: List[int] | None = None
+    bad_words: List[str] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -65,19 +89,19 @@ class TextPart(WireModel):
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | List[TextPart]
     name: str | None = None  # handed to the template
 
 
 class ChatCompletionRequest(GenerationRequest):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: List[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None  # the newer name of max_tokens
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template writes its own
-    documents: list[dict[str, Any]] | None = None
+    documents: List[dict[str, Any]] | None = None
     chat_template: str | None = None  # only with --trust-request-chat-template
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -93,7 +117,15 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     echo: bool = False  # the prompt comes back in front of the text
     logprobs: int | None = None
     add_special_tokens: bool = True
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _bound_prompts(cls, value: Any) -> Any:
+        """Before a million of them are looked at."""
+        if isinstance(value, list) and len(value) > MAX_COMPLETION_PROMPTS and not isinstance(value[0], int):
+            raise ValueError(f"There are {len(value)} prompts, at most {MAX_COMPLETION_PROMPTS} are accepted")
+        return value

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from trivet.app.server.body import parse
+from trivet.app.server.errors import APIError
+from trivet.app.server.openai.requests import ChatCompletionRequest, CompletionRequest
 
 from .http_client import CHAT_PATH, CLIENT, COMPLETION_PATH, HELLO, JSON, message, request_head
 
@@ -36,6 +40,41 @@ def test_bad_bodies(server: Any, content: bytes, says: str) -> None:
     response = CLIENT.post(server.url + COMPLETION_PATH, content=content, headers=JSON)
     assert response.status_code in (400, 404) and says in message(response) and len(response.content) < 1000
     assert CLIENT.post(server.url + COMPLETION_PATH, json={"prompt": "a"}).status_code == 200
+
+
+_MANY = 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"messages": [0] * _MANY}, "messages.0: "),
+        ({"messages": [{}] * _MANY}, "'messages.0.role' is missing"),
+        ({"messages": [{"role": "user", "content": [0] * _MANY}]}, "messages.0.content."),
+        ({"messages": [{"role": "user", "content": "x", **dict.fromkeys(map(str, range(_MANY)), 0)}]}, "990 more"),
+        ({"x" * _MANY: 0}, "unknown field 'xxx"),
+        ({"documents": [0] * _MANY}, "documents.0: "),
+        ({"stop": ["a", *[0] * _MANY]}, "stop.str: "),
+        ({"allowed_token_ids": ["a"] * _MANY}, "allowed_token_ids.0: "),
+        ({"logit_bias": dict.fromkeys(map(str, range(_MANY)), "x")}, "logit_bias"),
+        ({"model": [[0] * _MANY] * _MANY}, "model: "),
+    ],
+)
+def test_a_body_full_of_faults_is_left_at_the_first(server: Any, fields: dict[str, Any], says: str) -> None:
+    """An error object per item takes gigabytes and minutes for a body of the size that is accepted."""
+    answer = message(CLIENT.post(server.url + CHAT_PATH, json={**HELLO, **fields}))
+    assert says in answer and len(answer) < 500
+    if "logit_bias" not in fields:  # which pydantic does not look into
+        with pytest.raises(APIError) as refusal:
+            parse(ChatCompletionRequest, {**HELLO, **fields})
+        assert isinstance(refusal.value.__cause__, ValidationError) and refusal.value.__cause__.error_count() <= 2
+
+
+@pytest.mark.parametrize("prompt", [[0, *["a"] * _MANY], ["a", *[0] * _MANY], [[], *[["a"] * _MANY] * _MANY]])
+def test_a_prompt_full_of_faults_is_left_at_the_first_of_each_type(prompt: Any) -> None:
+    with pytest.raises(APIError, match=r"prompt\.str: ") as refusal:
+        parse(CompletionRequest, {"prompt": prompt})
+    assert isinstance(refusal.value.__cause__, ValidationError) and refusal.value.__cause__.error_count() == 4
 
 
 def test_surrogate_pairs_are_characters(server: Any) -> None:
