@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import threading
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from .config import EngineConfig
@@ -52,6 +54,7 @@ class LLM:
         self._output_processor = OutputProcessor(self._parts.tokenizer)
         self._client = InprocClient(self._parts.core)
         self._request_ids = itertools.count()
+        self._in_use = threading.Lock()
         self._finalizer = weakref.finalize(self, self._client.shutdown)
 
     # --- generation -----------------------------------------------------------------------------------------------
@@ -107,14 +110,15 @@ class LLM:
         """Deltas of one prompt as they come. Closing the iterator aborts the request."""
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = params.clone(output_kind=RequestOutputKind.DELTA)
-        request_id = self._add_request(prompt, params, 0, add_special_tokens)
-        try:
-            while self._output_processor.has_request(request_id):
-                with uninterrupted():
-                    outputs = self._step()
-                yield from outputs
-        finally:
-            self._abort([request_id])
+        with self._sole_use():
+            request_id = self._add_request(prompt, params, 0, add_special_tokens)
+            try:
+                while self._output_processor.has_request(request_id):
+                    with uninterrupted():
+                        outputs = self._step()
+                    yield from outputs
+            finally:
+                self._abort([request_id])
 
     def _run(
         self,
@@ -125,21 +129,34 @@ class LLM:
         use_tqdm: bool,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
-        if self._output_processor.num_unfinished_requests:
-            raise InvalidRequestError("this LLM is in use by a stream or another thread: finish that first")
         all_params = self._params_per_prompt(sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
             raise InvalidRequestError(f"{len(prompts)} prompts but {len(priorities)} priorities")
         request_ids: list[str] = []
-        try:
-            for prompt, params, rank in zip(prompts, all_params, priorities, strict=True):
-                params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
-                request_ids.append(self._add_request(prompt, params, rank, add_special_tokens))
-            finished = self._run_to_end(len(request_ids), use_tqdm=use_tqdm)
-        finally:
-            self._abort(request_ids)
+        with self._sole_use():
+            try:
+                for prompt, params, rank in zip(prompts, all_params, priorities, strict=True):
+                    params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+                    request_ids.append(self._add_request(prompt, params, rank, add_special_tokens))
+                finished = self._run_to_end(len(request_ids), use_tqdm=use_tqdm)
+            finally:
+                self._abort(request_ids)
         return [finished[request_id] for request_id in request_ids]
+
+    @contextmanager
+    def _sole_use(self) -> Iterator[None]:
+        """InvalidRequestError unless nobody else is in such a block: a step's outputs go to whoever runs it."""
+        claimed = False
+        try:
+            with uninterrupted():
+                claimed = self._in_use.acquire(blocking=False)
+            if not claimed:
+                raise InvalidRequestError("this LLM is in use by a stream or another thread: finish that first")
+            yield
+        finally:
+            if claimed:
+                self._in_use.release()
 
     def _run_to_end(self, num_requests: int, *, use_tqdm: bool) -> dict[str, RequestOutput]:
         finished: dict[str, RequestOutput] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import types
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -230,6 +232,45 @@ def test_stream_gives_deltas_that_add_up(package: str) -> None:
         first, *others = llm.stream("hello", wanted)
         assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 5
         assert [o.prompt_logprobs for o in others] == [None] * 3  # said once
+
+
+def test_streams_do_not_take_each_other_s_tokens(package: str) -> None:
+    with LLM(package) as llm:
+        first, second = llm.stream("hello there", GREEDY), llm.stream("yo", GREEDY)
+        outputs = [next(first)]
+        with pytest.raises(InvalidRequestError, match="in use"):
+            next(second)
+        outputs += first
+        whole = llm.generate("hello there", GREEDY)[0].outputs[0]
+        assert [t for o in outputs for t in o.outputs[0].token_ids] == whole.token_ids
+
+
+def test_threads_at_once_are_refused(package: str) -> None:
+    """Between a thread's look at the engine and its first request there is time for another one."""
+    answers: list[str] = []
+    with LLM(package) as llm:
+        whole = llm.generate("hello there", GREEDY)[0].outputs[0].text
+        process, both_in = llm._parts.input_processor.process, threading.Barrier(2)
+
+        def process_together(*args: Any, **kwargs: Any) -> Any:
+            with suppress(threading.BrokenBarrierError):
+                both_in.wait(0.5)
+            return process(*args, **kwargs)
+
+        def ask() -> None:
+            try:
+                answers.append(llm.generate("hello there", GREEDY)[0].outputs[0].text)
+            except InvalidRequestError as error:
+                answers.append(str(error)[:18])
+
+        llm._parts.input_processor.process = process_together  # type: ignore[method-assign]
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(answers) == sorted([whole, "this LLM is in use"])
+        assert llm.generate("hello there", GREEDY)[0].outputs[0].text == whole
 
 
 def test_chat_renders_the_template_and_adds_no_special_tokens(package: str) -> None:
