@@ -41,10 +41,11 @@ def engine_dead_error(cause: BaseException) -> EngineDeadError:
 
 
 class InprocClient:
-    """The core in the caller's thread: a step runs when outputs are asked for."""
+    """The core in the caller's thread: a step runs when outputs are asked for. Other threads may shut it down."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+        self._lock = threading.RLock()  # again by a signal handler of the program, between two lines of a step
         self.dead_error: EngineDeadError | None = None
 
     @property
@@ -52,26 +53,29 @@ class InprocClient:
         return self._core.stats
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._check()
-        self._core.add_request(request)
+        with self._lock:
+            self._check()
+            self._core.add_request(request)
 
     def abort_requests(self, request_ids: list[str] | None) -> None:
-        if self.dead_error is None:
-            self._core.abort_requests(request_ids)
+        with self._lock:
+            if self.dead_error is None:
+                self._core.abort_requests(request_ids)
 
     def get_outputs(self) -> EngineCoreOutputs:
         """Run one step. EngineDeadError if it, or an earlier one, failed.
 
         What is no Exception (raised by a signal handler of the program) ends the engine, too, unchanged.
         """
-        self._check()
-        try:
-            return self._core.step()
-        except BaseException as exc:
-            self.dead_error = engine_dead_error(exc)
-            if isinstance(exc, Exception):
-                raise self.dead_error from exc
-            raise
+        with self._lock:
+            self._check()
+            try:
+                return self._core.step()
+            except BaseException as exc:
+                self.dead_error = self.dead_error or engine_dead_error(exc)  # a shutdown interrupts the step
+                if isinstance(exc, Exception):
+                    raise self.dead_error from exc
+                raise
 
     def finish_step(self) -> None:
         """Let the core tell the runner about ended requests, when nothing else will. Nothing happens if it is dead."""
@@ -79,13 +83,20 @@ class InprocClient:
             self.get_outputs()
 
     def reset_prefix_cache(self) -> bool:
-        self._check()
-        return self._core.reset_prefix_cache()
+        with self._lock:
+            self._check()
+            return self._core.reset_prefix_cache()
 
     def shutdown(self) -> None:
+        """Free the model; a step of another thread is cut short first."""
         if self.dead_error is None:
             self.dead_error = EngineDeadError(_SHUT_DOWN)
-        self._core.close()
+        self._core.interrupt()
+        if self._lock.acquire(timeout=_JOIN_SECONDS):  # a forked process may have inherited it, never to be released
+            try:
+                self._core.close()
+            finally:
+                self._lock.release()
 
     def _check(self) -> None:
         if self.dead_error is not None:

@@ -65,6 +65,31 @@ def test_an_interrupt_within_a_step_ends_the_engine(package: str, toy: types.Sim
             llm.generate(PROMPTS, GREEDY)
 
 
+def test_shutdown_cuts_a_step_of_another_thread_short(package: str, toy: types.SimpleNamespace) -> None:
+    """It used to free the memory that the step was computing with."""
+    running = threading.Event()
+    seen: list[Any] = []
+
+    def wait(session: Any) -> None:
+        running.set()
+        seen.append((session.interrupted.wait(10), session.closed))
+
+    def ask() -> None:
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            llm.generate(PROMPTS, GREEDY)
+        seen.append("refused")
+
+    toy.Session.before_run = wait
+    llm = LLM(package)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert running.wait(10)
+    llm.shutdown()
+    assert toy.Session.instances[0].closed
+    asking.join(10)
+    assert seen == [(True, False), "refused"]
+
+
 def test_create_and_destroy_leaves_nothing(package: str, toy: types.SimpleNamespace) -> None:
     threads = threading.active_count()
     for _ in range(20):
