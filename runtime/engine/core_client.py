@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import EngineDeadError
+from ..interrupts import uninterrupted
 from ..outputs import FinishReason
 from ..scheduler.output import EngineCoreOutput, EngineCoreOutputs
 
@@ -189,9 +190,14 @@ class ThreadedClient:
     def shutdown(self, *, drain: bool = False) -> None:
         """End the thread: after the unfinished requests (drain), or within a step. Frees the model. Idempotent."""
         self._worker.stop(drain=drain)
-        if self._thread is threading.current_thread():
+        if self._thread is threading.current_thread() or not self._thread.is_alive():
             return
-        self._thread.join(None if drain else _JOIN_SECONDS)
+        # Not join() alone: one that is interrupted takes the thread for ended (CPython 3.11), and the next returns.
+        if drain:
+            self._worker.ended.wait()
+        with uninterrupted():
+            self._worker.ended.wait(_JOIN_SECONDS)
+            self._thread.join(_JOIN_SECONDS)
 
 
 class _Worker:
@@ -201,6 +207,7 @@ class _Worker:
         self.inputs: SimpleQueue[tuple[Command, Any]] = SimpleQueue()
         self.dead_error: EngineDeadError | None = None
         self.stopped = threading.Event()
+        self.ended = threading.Event()  # nothing is left to do, the model is free
         self._core = core
         self._outputs = outputs
         self._stopping = False
@@ -233,6 +240,8 @@ class _Worker:
             self._core.close()
         except Exception:
             logger.exception("closing the model failed")
+        finally:
+            self.ended.set()
 
     def _take_inputs(self) -> bool:
         """Handle what has come; sleep while there is nothing to compute. False: the thread has to end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import signal
 import threading
 import time
 import types
@@ -368,3 +369,28 @@ def test_shutdown_cuts_a_step_short(package: str, toy: types.SimpleNamespace, ca
     toy.Session.before_run = wait
     asyncio.run(use())
     assert not caplog.records
+
+
+def test_a_shutdown_is_not_interrupted(package: str, toy: types.SimpleNamespace) -> None:
+    """As at the end of a process: it must not go away while a step is under way."""
+    running, may_end = threading.Event(), threading.Event()
+
+    def wait(session: Any) -> None:
+        running.set()
+        may_end.wait(10)
+
+    async def use() -> AsyncLLM:
+        engine = AsyncLLM(package)
+        answer = asyncio.create_task(collect(engine, PROMPTS[0], greedy(4), "a"))
+        while not running.is_set():
+            await asyncio.sleep(0.002)
+        answer.cancel()
+        return engine
+
+    toy.Session.before_run = wait
+    engine = asyncio.run(use())
+    threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+    threading.Timer(0.6, may_end.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.shutdown()
+    assert may_end.is_set() and toy.Session.instances[-1].closed
