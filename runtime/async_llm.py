@@ -118,6 +118,7 @@ class AsyncLLM:
         """Deliver outputs on the running loop. What an earlier, closed loop left behind is aborted."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
+            self._output_queue.wake()
             return
         if self._loop is not None and not self._loop.is_closed() and self._output_processor.num_unfinished_requests:
             raise InvalidRequestError(

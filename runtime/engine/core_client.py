@@ -143,6 +143,11 @@ class OutputQueue:
                 return False
         return True
 
+    def wake(self) -> None:
+        """On the loop's thread: deliver what waits. A ^C may have ended the loop with the callback that was to."""
+        if self._loop is not None:
+            self._loop.call_soon(self._drain)
+
     def _drain(self) -> None:
         self._wakeup_pending = False  # before the queue is emptied: an item that comes later wakes us again
         consumer = None if self._consumer is None else self._consumer()

@@ -39,6 +39,11 @@ def run(package: str, use: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **op
     asyncio.run(main())
 
 
+def slowly(session: Any) -> None:
+    """A toy's step, that a busy machine does not get ahead of the test with."""
+    time.sleep(0.005)
+
+
 async def idle(engine: AsyncLLM) -> None:
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline and not engine.errored:
@@ -296,7 +301,9 @@ def test_shutdown_ends_or_drains_requests(package: str, toy: types.SimpleNamespa
     threads = threading.active_count()
     drained = asyncio.run(main(drain=True))
     assert [t for o in drained for t in o.outputs[0].token_ids] == toy.greedy(PROMPTS[0], 100)
+    toy.Session.before_run = slowly
     assert asyncio.run(main(drain=False))[-1].outputs[0].finish_reason == "abort"
+    toy.Session.before_run = None
     for _ in range(20):
         AsyncLLM(package).shutdown()
     assert threading.active_count() <= threads + 1  # asyncio's own executor thread
@@ -319,7 +326,8 @@ def test_one_engine_serves_one_event_loop_after_another(package: str, toy: types
     engine.shutdown()
 
 
-def test_requests_of_a_closed_event_loop_are_not_computed_to_the_end(package: str) -> None:
+def test_requests_of_a_closed_event_loop_are_not_computed_to_the_end(package: str, toy: types.SimpleNamespace) -> None:
+    toy.Session.before_run = slowly
     with_engine = AsyncLLM(package)
     loop = asyncio.new_event_loop()
     stream = with_engine.generate(PROMPTS[1], greedy(400), "left")
@@ -394,3 +402,22 @@ def test_a_shutdown_is_not_interrupted(package: str, toy: types.SimpleNamespace)
     with pytest.raises(KeyboardInterrupt):
         engine.shutdown()
     assert may_end.is_set() and toy.Session.instances[-1].closed
+
+
+def test_a_callback_that_an_interrupt_took_away(package: str, toy: types.SimpleNamespace) -> None:
+    """The second ^C of a user ends the loop wherever it is; the session goes on with the same one."""
+    engine = AsyncLLM(package)
+    queue = engine._output_queue
+    drain = queue._drain
+
+    def interrupted() -> None:
+        queue._drain = drain  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    queue._drain = interrupted  # type: ignore[method-assign]
+    with asyncio.Runner() as runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(collect(engine, PROMPTS[0], greedy(20), "first"))
+        outputs = runner.run(asyncio.wait_for(collect(engine, PROMPTS[1], greedy(20), "second"), timeout=20))
+        engine.shutdown()
+    assert [t for o in outputs for t in o.outputs[0].token_ids] == toy.greedy(PROMPTS[1], 20)
