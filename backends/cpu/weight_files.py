@@ -41,7 +41,7 @@ class WeightFiles:
                     self._maps[path.name] = _map_file(descriptor)
                 except (OSError, ValueError) as error:
                     reason = getattr(error, "strerror", None) or error
-                    raise SessionCreateError(f"{path}: cannot be opened: {reason}") from error
+                    raise SessionCreateError(f"{path}: cannot be opened and mapped: {reason}") from error
             undo.pop_all()
 
     def arrays(self, tensors: Iterable[ExternalTensor]) -> Iterator[tuple[str, NDArray[np.uint8]]]:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from trivet.backends.contract.manifest import GRAPH_NAME, read_manifest
 from trivet.backends.cpu.external_data import ExternalTensor, external_tensors
+from trivet.backends.cpu.weight_files import WeightFiles
 from trivet.backends.errors import SessionCreateError
 from trivet.backends.session import ModelSession
 from trivet.exporters import export
@@ -57,3 +58,9 @@ def test_a_weight_that_is_not_in_its_file_is_named(key: str, value: str | None, 
     (tmp_path / GRAPH_NAME).write_bytes(model.SerializeToString())
     with pytest.raises(SessionCreateError, match=f"weight '{weight.name}'"):
         ModelSession(tmp_path, read_manifest(package))
+
+
+def test_an_empty_weight_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "weights.gguf").touch()
+    with pytest.raises(SessionCreateError, match=r"cannot be opened and mapped: cannot mmap an empty file"):
+        WeightFiles([tmp_path / "weights.gguf"])

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +222,26 @@ def test_only_tuples_of_other_machines_are_cross_built(tmp_path: Path) -> None:
         cross("beos-x86_64-cpu", tmp_path, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason="compiles for minutes; set TRIVET_TEST_CROSS=1")
-def test_the_windows_library(tmp_path: Path) -> None:
-    result = cross("windows-x86_64-cpu", tmp_path / "out", tmp_path / "evidence")
-    report = json.loads((tmp_path / "evidence" / "op-library-windows-x86_64-cpu.json").read_text())
+def compiles(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Marks a test that builds a library for another system."""
+    reason = "compiles for minutes; set TRIVET_TEST_CROSS=1"
+    skip = pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason=reason)
+    marked: Callable[[Path], None] = pytest.mark.slow(pytest.mark.timeout(1800)(skip(test)))
+    return marked
+
+
+def report_of(artifact_id: str, folder: Path) -> dict[str, Any]:
+    """What is written about a library that was built and found good."""
+    result = cross(artifact_id, folder / "out", folder / "evidence")
+    report: dict[str, Any] = json.loads((folder / "evidence" / f"op-library-{artifact_id}.json").read_text())
     assert report["state"] == result.state == "passed"
+    return report
+
+
+@compiles
+def test_the_windows_library(tmp_path: Path) -> None:
+    report = report_of("windows-x86_64-cpu", tmp_path)
+    assert report["emulated"] is False
     assert report["details"]["tuple"].startswith("blocked: hardware absent: Windows")
 
 
@@ -260,37 +273,28 @@ def test_a_library_for_another_machine() -> None:
     assert linux_aarch64_problems(program)[0] == "is for x86_64"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason="compiles for minutes; set TRIVET_TEST_CROSS=1")
+@compiles
 def test_the_arm_library(tmp_path: Path) -> None:
-    cross("linux-aarch64-glibc-cpu", tmp_path / "out", tmp_path / "evidence")
-    report = json.loads((tmp_path / "evidence" / "op-library-linux-aarch64-glibc-cpu.json").read_text())
-    assert report["state"] == "passed" and report["emulated"] is True
+    report = report_of("linux-aarch64-glibc-cpu", tmp_path)
+    assert report["emulated"] is True
     assert report["details"]["tiers"]["cortex-a53"] == GOOD
     assert set(report["details"]["tiers"]["max"].values()) == {"as scalar"}
     assert report["details"]["tuple"] == "buildable"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason="compiles for minutes; set TRIVET_TEST_CROSS=1")
+@compiles
 def test_the_musl_library(tmp_path: Path) -> None:
-    cross("linux-x86_64-musl-cpu-static", tmp_path / "out", tmp_path / "evidence")
-    report = json.loads((tmp_path / "evidence" / "op-library-linux-x86_64-musl-cpu-static.json").read_text())
-    assert report["state"] == "passed" and report["emulated"] is True
+    report = report_of("linux-x86_64-musl-cpu-static", tmp_path)
+    assert report["emulated"] is True
     assert report["details"]["tiers"]["max"] == {
         "scalar": "as scalar", "baseline": "as scalar", "avx2": "as scalar", "avx512_vnni": "absent, refused",
     }  # fmt: skip
     assert report["details"]["tuple"].startswith("blocked: no musllinux wheel")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif("TRIVET_TEST_CROSS" not in os.environ, reason="compiles for minutes; set TRIVET_TEST_CROSS=1")
+@compiles
 def test_the_macos_library(tmp_path: Path) -> None:
-    cross("macos-arm64-metal", tmp_path / "out", tmp_path / "evidence")
-    report = json.loads((tmp_path / "evidence" / "op-library-macos-arm64-metal.json").read_text())
-    assert report["state"] == "passed" and report["emulated"] is False
+    report = report_of("macos-arm64-metal", tmp_path)
+    assert report["emulated"] is False
     assert report["details"]["macos_floor"] == MACOS_FLOOR
     assert report["details"]["tuple"].startswith("blocked: hardware absent: macOS")
