@@ -130,6 +130,19 @@ def test_gated_epilogues(epilogue: str, function: Any, formats: tuple[str, str])
             assert (np.abs(got - expected) <= limit).all()
 
 
+@pytest.mark.parametrize("fmt", ["q4_k", "q5_k", "q6_k", "q8_0"])
+def test_gated_pairs_of_long_rows(fmt: str) -> None:
+    """A block has the ring of its slices and the sums of 32 columns, as much shared memory as some devices have."""
+    rng = np.random.default_rng(8)
+    for rows, k in ((8, 16384), (1, 16384), (8, sized(28672, 14592)), (3, sized(22528, 14592))):
+        x = rng.standard_normal((rows, k), np.float32)
+        weights = [(fmt, reference.random_weight(fmt, 64, k, rng)) for _ in range(2)]
+        gate, up = np.split(qmatmul(x, weights).astype(np.float64), 2, axis=1)
+        expected = reference.silu(gate) * up
+        got = qmatmul(x, weights, epilogue="swiglu")
+        assert (np.abs(got - expected) <= 1600 * EPSILON * np.abs(expected) + 1e-37 * np.abs(gate * up)).all()
+
+
 @pytest.mark.parametrize("fmt", reference.BLOCK_FORMATS)
 def test_zero_tiny_and_non_finite_activations(fmt: str) -> None:
     """As int8: few rows at a time."""

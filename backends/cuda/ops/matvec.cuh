@@ -256,11 +256,13 @@ size_t ring_bytes(int warps) {
 
 inline int slices_of(int64_t k, int slice_weights) { return static_cast<int>((k + slice_weights - 1) / slice_weights); }
 
-// Whether the device has the shared memory for rows of k weights.
+// Whether the device has the shared memory for rows of k weights. A block has at least one unit, whose sums take
+// `unit_bytes` per slice at most.
 template <class Source>
-bool matvec_fits(const Launch& on, int64_t k) {
+bool matvec_fits(const Launch& on, int64_t k, size_t unit_bytes = 0) {
   const int slices = slices_of(k, Source::kSliceWeights);
-  return slices <= kMaxWarps && ring_bytes<Source>(std::max(slices, kFewWarps)) + kBesideRing <= on.shared_bytes;
+  const size_t sums = std::max(kBesideRing, slices * unit_bytes);
+  return slices <= kMaxWarps && ring_bytes<Source>(std::max(slices, kFewWarps)) + sums <= on.shared_bytes;
 }
 
 // Blocks of a kernel that one multiprocessor runs at a time.
@@ -296,7 +298,7 @@ cudaError_t start_matvec(const Launch& on, const ErrorSink& sink, MatvecArgument
   a.block_units = static_cast<int>(units / blocks);
   a.more_blocks = static_cast<int>(units % blocks);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + kRows - 1) / kRows));
-  const int64_t block_parts = static_cast<int64_t>(a.block_units + 1) * a.unit_parts;
+  const int64_t block_parts = static_cast<int64_t>(a.block_units + (a.more_blocks > 0 ? 1 : 0)) * a.unit_parts;
   const size_t bytes = ring_bytes<Source>(warps) + static_cast<size_t>(block_parts * part_bytes);
   return launch(on, matvec_kernel<Source, kRows>, grid, dim3(static_cast<unsigned>(warps * 32)), bytes, sink, a);
 }

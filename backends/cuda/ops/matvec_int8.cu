@@ -5,7 +5,8 @@
 namespace trivet::cuda {
 namespace {
 
-constexpr int kSliceRuns = 64;  // of 32 weights; a lane takes two of them
+constexpr int kSliceRuns = 64;                             // of 32 weights; a lane takes two of them
+constexpr size_t kUnitBytes = 2 * 32 * 8 * sizeof(float);  // the sums of a gated pair's 32 columns and 8 rows
 
 template <Format F>
 struct Blocks {
@@ -53,7 +54,7 @@ struct Blocks {
 bool matvec_int8_takes(const Launch& on, Format format, int64_t k) {
   bool fits = false;
   with_block_format(format, [&](auto tag) {
-    fits = matvec_fits<Blocks<decltype(tag)::value>>(on, k);
+    fits = matvec_fits<Blocks<decltype(tag)::value>>(on, k, kUnitBytes);
     return cudaSuccess;
   });
   return fits;
