@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .contract.opset import KV_DTYPES
 from .errors import UnsupportedDeviceError
 
 if TYPE_CHECKING:
     from .contract.manifest import KVCacheSpec
     from .session import DeviceSession, SessionSettings
 
-_CPU_KV_DTYPES: Final = ("float32", "float16", "bfloat16")
-_FP8_HEADS: Final = 16  # an fp8 head of a multiple of so many elements can be copied in whole pieces of 16 bytes
+_INT16_TIERS: Final = ("avx512_vnni",)  # that have a cache of int16_per_token_head
+_WHOLE: Final = 16  # elements of a vector of int16 pairs, and of the pieces in which an fp8 head is copied
+_EXPECTED: Final = "expected auto, float32, float16 or bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,53 @@ def choose_device(device: str, *, require_gpu: bool = False) -> DeviceChoice:
     return DeviceChoice("cpu", f"no GPU can be used: {problem}")
 
 
-def check_kv_dtype(device: str, dtype: str, specs: Sequence[KVCacheSpec]) -> None:
-    """UnsupportedDeviceError where `device` ("cpu" or "cuda:N") has no KV cache of this type for layers like these."""
-    if device == "cpu" and dtype not in _CPU_KV_DTYPES:
-        raise UnsupportedDeviceError(
-            f"kv_cache_dtype {dtype!r} is for CUDA devices, the model would run on the CPU: "
-            f"expected auto or one of {', '.join(_CPU_KV_DTYPES)}"
-        )
-    unfit = sorted({spec.head_dim for spec in specs if spec.head_dim % _FP8_HEADS})
-    if dtype == "fp8_e4m3" and unfit:
-        raise UnsupportedDeviceError(
-            f"kv_cache_dtype {dtype!r}: expected heads of a multiple of {_FP8_HEADS} elements, this model has {unfit}; "
-            "use float16 or bfloat16"
-        )
+@dataclass(frozen=True, slots=True)
+class DeviceKVCache:
+    """Which types of KV cache there are on a device for a model's layers."""
+
+    device: str  # "cpu" or "cuda:N"
+    cpu_tier: str | None  # that is forced; None = the best one
+    specs: Sequence[KVCacheSpec]
+    block_size: int  # tokens
+
+    def default(self, checkpoint_dtype: str) -> str:
+        """A name of KV_DTYPES for weights of this type: the fastest that is not less exact than the type."""
+        if checkpoint_dtype != "float32" and not self._problem("int16_per_token_head"):
+            return "int16_per_token_head"
+        return checkpoint_dtype if checkpoint_dtype in KV_DTYPES else "float16"
+
+    def check(self, dtype: str) -> None:
+        """UnsupportedDeviceError where there is no cache of this type, a name of KV_DTYPES."""
+        if problem := self._problem(dtype):
+            raise UnsupportedDeviceError(f"kv_cache_dtype {dtype!r} {problem}")
+
+    def _problem(self, dtype: str) -> str:
+        if dtype == "int16_per_token_head":
+            return self._int16_problem()
+        if dtype == "fp8_e4m3":
+            if self.device == "cpu":
+                return f"is for CUDA devices, the model would run on the CPU: {_EXPECTED}"
+            if unfit := self._unfit_heads():
+                return f"expected heads of a multiple of {_WHOLE} elements, this model has {unfit}; {_EXPECTED}"
+        return ""
+
+    def _int16_problem(self) -> str:
+        if self.device != "cpu":
+            return f"is for CPUs, the model would run on {self.device}: {_EXPECTED}"
+        from .library import select_tier
+
+        if (tier := select_tier(self.cpu_tier)) not in _INT16_TIERS:
+            return f"needs one of the CPU tiers {', '.join(_INT16_TIERS)}, this is {tier}: {_EXPECTED}"
+        if unfit := self._unfit_heads():
+            return f"expected heads of a multiple of {_WHOLE} elements, this model has {unfit}; {_EXPECTED}"
+        if len(sizes := {spec.head_dim for spec in self.specs}) > 1:
+            return f"expected heads of one size in all layers, this model has {sorted(sizes)}; {_EXPECTED}"
+        if self.block_size % _WHOLE:
+            return f"expected a block_size that is a multiple of {_WHOLE}, got {self.block_size}; {_EXPECTED}"
+        return ""
+
+    def _unfit_heads(self) -> list[int]:
+        return sorted({spec.head_dim for spec in self.specs if spec.head_dim % _WHOLE})
 
 
 def open_device_session(model: bytes, settings: SessionSettings) -> DeviceSession:

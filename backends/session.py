@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .contract.manifest import GRAPH_NAME, Manifest
 from .contract.opset import GRAPH_INPUTS, KV_DTYPES
-from .devices import check_kv_dtype, open_device_session
+from .devices import DeviceKVCache, open_device_session
 from .errors import BackendError, InvalidInputError, KernelError, SessionCreateError
 from .library import describe_cpu
 from .ort import KV_INPUTS, KV_OUTPUT, translated
@@ -134,13 +134,14 @@ class ModelSession:
             raise BackendError("allocate_kv_cache: this session has a KV cache already, or was closed")
         if dtype not in KV_DTYPES:
             raise InvalidInputError(f"KV cache dtype {dtype!r}: expected one of {tuple(KV_DTYPES)}")
-        check_kv_dtype(self._device_name, dtype, self._manifest.kv_cache)
         if num_blocks < 1 or block_size < 1:
             raise InvalidInputError(f"num_blocks {num_blocks}, block_size {block_size}: expected 1 or more")
-        code, element_bytes = KV_DTYPES[dtype]
+        cpu_tier = self.tier if self._device_name == "cpu" else None
+        DeviceKVCache(self._device_name, cpu_tier, self._manifest.kv_cache, block_size).check(dtype)
+        kv_dtype = KV_DTYPES[dtype]
         specs = sorted(self._manifest.kv_cache, key=lambda spec: spec.kv_offset)
-        layer_bytes = [2 * spec.num_kv_heads * spec.head_dim * block_size * element_bytes for spec in specs]
-        self._device.allocate_kv_cache(num_blocks, layer_bytes, np.array([code, block_size], np.int32))
+        layer_bytes = [spec.bytes_per_token(kv_dtype) * block_size for spec in specs]
+        self._device.allocate_kv_cache(num_blocks, layer_bytes, np.array([kv_dtype.code, block_size], np.int32))
         self._has_kv_cache, self._num_blocks = True, num_blocks
         return num_blocks * sum(layer_bytes)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 FRESH_CELLS = ("start", "memory")  # of processes of their own; fresh.py
-KV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,8 @@ class Cell:
     def limit(self, cost: dict[str, Any], limits: dict[str, Any]) -> tuple[str, float] | None:
         """(name of the limit, tokens per second that it allows); None where the machine lacks the instruction."""
         if self.operation == "decode":
-            kv = cost["kv_elements_per_token"] * KV_BYTES[cost["kv_cache_dtype"]]
             context = self.arguments["context"] + self.arguments["tokens"] / 2
-            read = cost["weight_bytes_per_token"] + kv * context
+            read = cost["weight_bytes_per_token"] + cost["kv_bytes_per_token"] * context
             return "read", limits["read_gbps"]["median"] * 1e9 / read
         peaks = {"int8": limits["int8_gops"], "AMX int8": limits.get("amx_int8_gops")}
         rates = {name: peak["median"] for name, peak in peaks.items() if peak is not None}

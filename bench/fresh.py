@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cells import KV_BYTES
 from engines import EngineError, EngineProcess, EngineSpec, environment_of
 from measure import MAX_NOISE, cost_of, spread
 from noise import Meter
@@ -130,7 +129,7 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
                     engine.close()
         if spec.name == "trivet":
             cost = cost_of(loaded)
-            kv_bytes = cost["kv_elements_per_token"] * KV_BYTES[cost["kv_cache_dtype"]] * options.context
+            kv_bytes = cost["kv_bytes_per_token"] * options.context
     return {"engines": engines, "kv_bytes": kv_bytes, "fill": options.fill}
 
 

@@ -125,9 +125,11 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = option(
         None, "Number of KV blocks, for tests; overrides both.", default_text="by the bytes"
     )
-    cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"] = option(
+    cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int16_per_token_head", "fp8", "fp8_e4m3"] = option(
         "auto",
-        "Type of K and V in the cache; auto = the checkpoint's, float16 if quantised; fp8 = fp8_e4m3, on GPUs only.",
+        "Type of K and V in the cache; int16_per_token_head: on CPUs with AVX-512 VNNI; fp8 = fp8_e4m3: on GPUs; auto: "
+        "int16_per_token_head where there is one and the checkpoint is not float32, else the checkpoint's own type, "
+        "float16 if that is quantised.",
         flag="kv_cache_dtype",
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt prefixes.")
@@ -314,11 +316,10 @@ class EngineConfig:
         free_bytes: memory to plan with, None = asked of the device, or of the system for the CPU. Raises ConfigError,
         KVCacheError, and BackendError for a device that cannot be used or has no such cache.
         """
-        from ..backends.devices import check_kv_dtype, free_device_bytes
+        from ..backends.devices import free_device_bytes
 
         choice = self.device_config.choose()
-        request = self._sizing_request(manifest)
-        check_kv_dtype(choice.name, request.cache_dtype, manifest.kv_cache)
+        request = self._sizing_request(manifest, choice.name)
         device_bytes = free_device_bytes(choice.name) if free_bytes is None else None
         plan = plan_kv_cache(
             request,
@@ -344,9 +345,7 @@ class EngineConfig:
             device_choice=choice,
         )
 
-    def _sizing_request(self, manifest: Manifest) -> KVSizingRequest:
-        from ..backends.contract.opset import KV_DTYPES
-
+    def _sizing_request(self, manifest: Manifest, device: str) -> KVSizingRequest:
         model_max_len = manifest.architecture.max_position_embeddings
         max_model_len = self.model_config.max_model_len
         if max_model_len is not None and max_model_len > model_max_len:
@@ -354,17 +353,12 @@ class EngineConfig:
                 f"max_model_len is {max_model_len}; {manifest.architecture.name} was made for at most {model_max_len} "
                 "tokens (max_position_embeddings)"
             )
-        cache, dtype = self.cache_config, str(self.cache_config.cache_dtype)
-        if dtype == "fp8":
-            dtype = "fp8_e4m3"
-        if dtype == "auto":
-            dtype = manifest.architecture.dtype if manifest.architecture.dtype in KV_DTYPES else "float16"
+        cache = self.cache_config
         share_given = "gpu_memory_utilization" in self.explicit
         return KVSizingRequest(
             kv_cache_specs=manifest.kv_cache,
             block_size=cache.block_size,
-            cache_dtype=dtype,
-            dtype_bytes=KV_DTYPES[dtype][1],
+            cache_dtype=self._cache_dtype(manifest, device),
             model_max_len=model_max_len,
             max_model_len=max_model_len,
             num_gpu_blocks_override=cache.num_gpu_blocks_override,
@@ -372,6 +366,18 @@ class EngineConfig:
             gpu_memory_utilization=cache.gpu_memory_utilization if share_given else None,
             weight_bytes=sum(source.size_bytes for source in manifest.sources),
         )
+
+    def _cache_dtype(self, manifest: Manifest, device: str) -> str:
+        """A name of KV_DTYPES. Raises UnsupportedDeviceError where the device has no such cache."""
+        from ..backends.devices import DeviceKVCache
+
+        asked = self.cache_config.cache_dtype
+        available = DeviceKVCache(device, self.device_config.cpu_tier, manifest.kv_cache, self.cache_config.block_size)
+        if asked == "auto":
+            return available.default(manifest.architecture.dtype)
+        dtype = "fp8_e4m3" if asked == "fp8" else str(asked)
+        available.check(dtype)
+        return dtype
 
 
 # --- flat names -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 #include "op_rules.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace trivet {
@@ -229,6 +230,7 @@ int64_t bytes_of(KvDtype dtype) {
       return 4;
     case KvDtype::kFloat16:
     case KvDtype::kBFloat16:
+    case KvDtype::kInt16:
       return 2;
     case KvDtype::kE4M3:
       return 1;
@@ -238,23 +240,34 @@ int64_t bytes_of(KvDtype dtype) {
 
 }  // namespace
 
-KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& a, KvDtype last) {
+KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& a,
+                            std::initializer_list<KvDtype> types) {
   layout.check_shape({2});
   cache.check_shape({-1, -1});
   const int32_t code = layout.as<int32_t>()[0], block_size = layout.as<int32_t>()[1];
-  if (code < 0 || code > static_cast<int32_t>(last)) {
-    throw OpError("kv_layout[0]: expected a KV dtype code from 0 to " + text(static_cast<int32_t>(last)) + ", got " +
-                  text(code));
+  const KvDtype dtype = static_cast<KvDtype>(code);
+  if (std::find(types.begin(), types.end(), dtype) == types.end()) {
+    std::string codes;
+    for (const KvDtype type : types) codes += (codes.empty() ? "" : ", ") + text(static_cast<int32_t>(type));
+    throw OpError("kv_layout[0]: expected a KV dtype code among " + codes + ", got " + text(code));
   }
   if (block_size < 1) throw OpError("kv_layout[1]: expected a block size of at least 1, got " + text(block_size));
-  const int64_t width = bytes_of(static_cast<KvDtype>(code));
-  const int64_t element_row = block_size * width;                        // one element of all tokens of a block
-  const int64_t needed = a.kv_offset + 2 * a.num_kv_heads * a.head_dim;  // of those: the product may not fit 64 bits
+  const int64_t width = bytes_of(dtype), element_row = block_size * width;  // one element of all tokens of a block
+  int64_t stored_dim = a.head_dim, kv_offset = a.kv_offset;
+  if (dtype == KvDtype::kInt16) {
+    if (kv_offset % a.head_dim != 0) {
+      throw OpError("attribute 'kv_offset': expected a multiple of head_dim " + text(a.head_dim) +
+                    " for this KV dtype, got " + text(kv_offset));
+    }
+    stored_dim += kInt16ScaleElements;
+    kv_offset = kv_offset / a.head_dim * stored_dim;
+  }
+  const int64_t needed = kv_offset + 2 * a.num_kv_heads * stored_dim;  // in rows: the product may not fit 64 bits
   if (cache.shape[1] / element_row < needed || cache.shape[1] % element_row != 0) {
     throw OpError("kv_cache: expected blocks of at least " + text(needed) + " * " + text(element_row) +
                   " bytes, a multiple of " + text(element_row) + ", got shape " + cache.shape_text());
   }
-  return {static_cast<KvDtype>(code), width, cache.shape[0], block_size, cache.shape[1] / width};
+  return {dtype, width, cache.shape[0], block_size, cache.shape[1] / width, stored_dim, kv_offset};
 }
 
 // --- Sample -------------------------------------------------------------------------------------------------------

@@ -86,10 +86,12 @@ struct KvCacheShape {
   int64_t element_bytes;
   int64_t num_blocks, block_size;  // block_size: tokens
   int64_t block_stride;            // elements from one block to the next
+  int64_t stored_dim;              // elements of a key or value, its scale counted in
+  int64_t kv_offset;               // elements per token that earlier layers hold, their scales counted in
 };
-// `layout` is in host memory; `last` is the last of the types that the back end has.
+// `layout` is in host memory; `types`: those that the back end has.
 KvCacheShape kv_cache_shape(const Tensor& layout, const Tensor& cache, const AttentionAttributes& attributes,
-                            KvDtype last);
+                            std::initializer_list<KvDtype> types);
 
 // Copies the fields that a kernel's parameters have under the same names.
 template <class Params>

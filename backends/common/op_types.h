@@ -13,7 +13,10 @@ inline constexpr size_t kMaxWeights = 3;  // of one product
 enum class Epilogue : int { kNone, kSwiglu, kGeglu };
 
 // KV dtype codes of backends/contract/opset.py.
-enum class KvDtype : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kE4M3 = 3 };
+enum class KvDtype : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kE4M3 = 3, kInt16 = 4 };
+
+// What the float32 scale of a key or value takes in a cache of kInt16, in elements.
+inline constexpr int64_t kInt16ScaleElements = 2;
 
 // Parameters of Sample, in the order of SAMPLING_FLOATS, SAMPLING_INTS, then bias_values.
 enum SampleNumber : int32_t {

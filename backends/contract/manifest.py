@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from .opset import KvDtype
+
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "trivet.json"
 GRAPH_NAME = "model.onnx"
@@ -36,6 +38,10 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     head_dim: int
     kv_offset: int  # elements per token held by the layers before (see contract/opset.py, KV layout)
     sliding_window: int = 0  # 0 = full attention
+
+    def bytes_per_token(self, dtype: KvDtype) -> int:
+        """K and V of one token in this layer."""
+        return 2 * self.num_kv_heads * dtype.vector_bytes(self.head_dim)
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

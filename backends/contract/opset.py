@@ -8,7 +8,7 @@ the checkpoint. T = scheduled tokens of the step, packed without padding; R = sc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 DOMAIN: Final = "ai.trivet"
 OPSET_VERSION: Final = 1
@@ -113,19 +113,39 @@ OPS: dict[str, OpSchema] = {
     )
 }
 
+
 # --- KV layout -------------------------------------------------------------------------------------------------
-# kv_cache: uint8 [num_blocks, block_size * elements_per_token * dtype_bytes], block 0 is the null block. kv_layout:
-# int32 [2] = (KV dtype code, block_size). Only PagedAttention looks inside, so each device orders it for its own reads:
+# kv_cache: uint8 [num_blocks, block_size * bytes per token], block 0 is the null block. kv_layout: int32 [2] = (KV
+# dtype code, block_size). Only PagedAttention looks inside, so each device orders it for its own reads:
 #   CPU: a layer starts at element kv_offset * num_blocks * block_size and holds, block by block, for each KV head the
 #   keys [head_dim, block_size], then the values [block_size, head_dim]. So a vector of keys is one load, and a layer
 #   reads the blocks of a sequence, mostly neighbours, as one stream.
+#   CPU, int16_per_token_head: what is multiplied and added in one 32-bit lane lies together: keys [head_dim / 2,
+#   block_size, 2 elements], values [block_size / 2, head_dim, 2 tokens], then float32 scales of the keys [block_size]
+#   and of the values [block_size]. kv_offset grows by the scales. head_dim, the same in all layers, and block_size are
+#   multiples of 16.
 #   CUDA: a block holds all layers; in it a layer starts at element kv_offset * block_size and holds
 #   [2 (K, V), num_kv_heads, block_size, head_dim].
-KV_DTYPES: Final[dict[str, tuple[int, int]]] = {  # name -> (code, bytes per element)
-    "float32": (0, 4),
-    "float16": (1, 2),
-    "bfloat16": (2, 2),
-    "fp8_e4m3": (3, 1),  # without scales; what it cannot hold becomes +-448. CUDA only
+class KvDtype(NamedTuple):
+    """A type of the KV cache's elements."""
+
+    code: int
+    element_bytes: int
+    scale_elements: int = 0  # room for the scale of each key and value, in elements
+
+    def vector_bytes(self, head_dim: int) -> int:
+        """Bytes of one key or value of one head, its scale included."""
+        return (head_dim + self.scale_elements) * self.element_bytes
+
+
+KV_DTYPES: Final[dict[str, KvDtype]] = {
+    "float32": KvDtype(0, 4),
+    "float16": KvDtype(1, 2),
+    "bfloat16": KvDtype(2, 2),
+    "fp8_e4m3": KvDtype(3, 1),  # without scales; what it cannot hold becomes +-448. CUDA only
+    # CPU tiers with VNNI only. A key's scale is its L2 norm / 32767, so products with a query, quantised likewise, stay
+    # below 2^31; a value's is its largest element / 32767.
+    "int16_per_token_head": KvDtype(4, 2, scale_elements=2),
 }
 
 # --- Sampling --------------------------------------------------------------------------------------------------

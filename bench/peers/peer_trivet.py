@@ -48,7 +48,7 @@ class Trivet:
         matrices = {name: t for name, t in tensors.items() if len(t.shape) == 2 and name not in tables | heads}
         cost = {
             "weight_bytes_per_token": bytes_per_token,
-            "kv_elements_per_token": manifest.kv_elements_per_token,
+            "kv_bytes_per_token": llm.config.resolved_plan.page_size_bytes // llm.config.resolved_plan.block_size,
             "body_macs_per_token": sum(t.num_elements for t in matrices.values()),
             "head_macs_per_token": sum(tensors[name].num_elements for name in heads or tables),
         }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ...backends.contract.opset import KV_DTYPES
 from ..errors import KVCacheError
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ class KVSizingRequest:
 
     kv_cache_specs: Sequence[KVCacheSpec]
     block_size: int
-    cache_dtype: str
-    dtype_bytes: int
+    cache_dtype: str  # a name of KV_DTYPES
     model_max_len: int  # tokens, the model's own limit
     max_model_len: int | None  # tokens; None = the model's limit, -1 = what fits
     num_gpu_blocks_override: int | None
@@ -70,16 +70,16 @@ class KVSizingRequest:
 
     @property
     def page_size_bytes(self) -> int:
-        return page_size_bytes(self.kv_cache_specs, self.block_size, self.dtype_bytes)
+        return page_size_bytes(self.kv_cache_specs, self.block_size, self.cache_dtype)
 
     def blocks_for(self, num_tokens: int) -> int:
         """To hold one sequence: its blocks and the null block."""
         return -(-num_tokens // self.block_size) + 1
 
 
-def page_size_bytes(specs: Sequence[KVCacheSpec], block_size: int, dtype_bytes: int) -> int:
-    """Bytes of one block, K and V of all layers (backends/contract/opset.py, KV layout)."""
-    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * dtype_bytes
+def page_size_bytes(specs: Sequence[KVCacheSpec], block_size: int, cache_dtype: str) -> int:
+    """Bytes of one block, K and V of all layers; cache_dtype: a name of KV_DTYPES."""
+    return block_size * sum(spec.bytes_per_token(KV_DTYPES[cache_dtype]) for spec in specs)
 
 
 def plan_kv_cache(

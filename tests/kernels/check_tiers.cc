@@ -134,7 +134,7 @@ struct Prompt {
     std::vector<float> out(kTokens * kHeads * kDim), queries(out.size());
     PagedAttentionParams p{};
     p.num_tokens = kTokens, p.num_requests = 1, p.num_blocks = p.max_blocks = kBlocks;
-    p.num_heads = kHeads, p.num_kv_heads = kKvHeads, p.head_dim = p.rotary_dim = kDim;
+    p.num_heads = kHeads, p.num_kv_heads = kKvHeads, p.head_dim = p.rotary_dim = p.stored_dim = p.query_stride = kDim;
     p.group = kHeads / kKvHeads, p.padded_dim = kPadded, p.block_size = kBlockSize;
     p.scale = 0.2f, p.soft_cap = 30.0f, p.norm_eps = 1e-5f, p.sliding_window = 50, p.kv_dtype = dtype;
     p.qkv = qkv.data(), p.cos_sin = cos_sin.data(), p.q_norm = p.k_norm = norm.data();

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from trivet.backends.contract.opset import OPS
+from trivet.backends.contract.opset import KV_DTYPES, OPS
 
 Array = NDArray[Any]
 
@@ -77,7 +77,8 @@ def from_kv_dtype(x: Array, dtype: str) -> Array:
     return x.astype(np.float32)
 
 
-STORED: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "fp8_e4m3": np.uint8}
+STORED: Final = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "fp8_e4m3": np.uint8,
+                 "int16_per_token_head": np.int16}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +100,75 @@ class AttentionShape:
     device: str = "cpu"  # whose KV layout
 
     @property
-    def row_elements(self) -> int:
-        return self.elements_per_token or self.kv_offset + 2 * self.num_kv_heads * self.head_dim
+    def token_bytes(self) -> int:
+        """Of all layers."""
+        elements = self.elements_per_token or self.kv_offset + 2 * self.num_kv_heads * self.head_dim
+        return elements // self.head_dim * KV_DTYPES[self.kv_dtype].vector_bytes(self.head_dim)
 
     def attributes(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in OPS["PagedAttention"].attributes}
 
-    def layer_views(self, kv_cache: Array) -> tuple[Array, Array]:
-        """This layer's keys and values in the cache's bytes: views [num_blocks, num_kv_heads, block_size, head_dim]."""
-        stored = kv_cache.view(STORED[self.kv_dtype])
-        blocks, heads, size, dim = len(kv_cache), self.num_kv_heads, self.block_size, self.head_dim
-        start, elements = self.kv_offset * size, 2 * heads * size * dim
+    def _layer(self, kv_cache: Array) -> Array:
+        """This layer in the cache's bytes: a view [num_blocks, bytes]."""
+        before = self.kv_offset // self.head_dim * KV_DTYPES[self.kv_dtype].vector_bytes(self.head_dim)
+        own = 2 * self.num_kv_heads * KV_DTYPES[self.kv_dtype].vector_bytes(self.head_dim)
+        start, end = before * self.block_size, (before + own) * self.block_size
         if self.device == "cuda":
-            rows = stored[:, start : start + elements].reshape(blocks, 2, heads, size, dim)
-            return rows[:, 0], rows[:, 1]
-        layer = stored.reshape(-1)[start * blocks : (start + elements) * blocks].reshape(blocks, heads, 2, size * dim)
-        keys, values = (
-            layer[:, :, 0].reshape(blocks, heads, dim, size),
-            layer[:, :, 1].reshape(blocks, heads, size, dim),
-        )
-        return keys.swapaxes(2, 3), values
+            return kv_cache[:, start:end]
+        blocks = len(kv_cache)
+        return kv_cache.reshape(-1)[start * blocks : end * blocks].reshape(blocks, -1)
+
+    def _parts(self, kv_cache: Array) -> list[Array]:
+        """Views of the layer's keys, values and, for int16_per_token_head, scales."""
+        layer = self._layer(kv_cache).view(STORED[self.kv_dtype])
+        blocks, heads, size, dim = len(layer), self.num_kv_heads, self.block_size, self.head_dim
+        if self.device == "cuda":
+            rows = layer.reshape(blocks, 2, heads, size, dim)
+            return [rows[:, 0], rows[:, 1]]
+        of_head = layer.reshape(blocks, heads, -1)
+        keys, values, scales = np.split(of_head, [size * dim, 2 * size * dim], axis=2)
+        if self.kv_dtype == "int16_per_token_head":
+            return [
+                keys.reshape(blocks, heads, dim // 2, size, 2),
+                values.reshape(blocks, heads, size // 2, dim, 2),
+                scales.view(np.float32).reshape(blocks, heads, 2, size),
+            ]
+        return [keys.reshape(blocks, heads, dim, size), values.reshape(blocks, heads, size, dim)]
+
+    def slot(self, kv_cache: Array, block: int, offset: int) -> list[Array]:
+        """Views of all that a token has in this layer: key and value [num_kv_heads, head_dim] (pairs of key elements
+        apart for int16_per_token_head, which also has scales [num_kv_heads, 2])."""
+        parts = self._parts(kv_cache)
+        keys, values = parts[0][block], parts[1][block]
+        if self.kv_dtype == "int16_per_token_head":
+            return [keys[:, :, offset], values[:, offset // 2, :, offset % 2], parts[2][block, :, :, offset]]
+        return [keys[:, offset] if self.device == "cuda" else keys[:, :, offset], values[:, offset]]
+
+    def write(self, kv_cache: Array, slot: int, key: Array, value: Array) -> None:
+        """key, value: [num_kv_heads, head_dim]."""
+        views = self.slot(kv_cache, *divmod(slot, self.block_size))
+        if self.kv_dtype == "int16_per_token_head":
+            scales = np.stack([np.linalg.norm(key, axis=1), np.abs(value).max(axis=1)], axis=1) / 32767
+            views[2][:] = scales
+            key, value = (
+                np.rint(row / np.where(scale > 0, scale, 1)[:, None])
+                for row, scale in zip((key, value), scales.T, strict=True)
+            )
+            views[0][:], views[1][:] = key.reshape(len(key), -1, 2), value
+            return
+        for view, row in zip(views[:2], (key, value), strict=True):
+            view[:] = to_kv_dtype(row, self.kv_dtype)
+
+    def read(self, kv_cache: Array) -> Array:
+        """float32 [2 (K, V), num_blocks, num_kv_heads, block_size, head_dim]."""
+        keys, values, *scales = self._parts(kv_cache)
+        if self.kv_dtype == "int16_per_token_head":
+            shape = (*keys.shape[:2], self.block_size, self.head_dim)
+            keys, values = keys.swapaxes(2, 3).reshape(shape), values.swapaxes(3, 4).reshape(shape)
+            return np.stack([keys, values]) * scales[0].swapaxes(1, 2).swapaxes(0, 1)[..., None]
+        if self.device == "cpu":
+            keys = keys.swapaxes(2, 3)
+        return from_kv_dtype(np.stack([keys, values]), self.kv_dtype)
 
 
 def _rope(x: Array, cos_sin: Array, interleaved: int) -> Array:
@@ -146,18 +196,20 @@ def paged_attention(shape: AttentionShape, inputs: dict[str, Array | None]) -> t
         k = rms_norm(k, given["k_norm"], s.norm_eps)
     q, k = _rope(q, given["cos_sin"], s.rope_interleaved), _rope(k, given["cos_sin"], s.rope_interleaved)
     cache = given["kv_cache"].copy()
-    layer = s.layer_views(cache)
     for t, slot in enumerate(given["slot_mapping"]):
         if slot >= 0:
-            block, offset = divmod(int(slot), s.block_size)
-            for stored, row in zip(layer, (k[t], v[t]), strict=True):
-                stored[block, :, offset] = to_kv_dtype(row, s.kv_dtype)
+            s.write(cache, int(slot), k[t], v[t])
+    stored = s.read(cache)
     out = np.zeros((tokens, s.num_heads, s.head_dim))
     starts = given["query_start_loc"]
     for r, seq_len in enumerate(given["seq_lens"]):
         blocks = given["block_table"][r, : -(-int(seq_len) // s.block_size)]
-        kv = from_kv_dtype(np.stack([stored[blocks] for stored in layer]), s.kv_dtype).astype(np.float64)
-        kv = kv.swapaxes(1, 2).reshape(2, s.num_kv_heads, -1, s.head_dim)[:, :, :seq_len]
+        kv = (
+            stored[:, blocks]
+            .astype(np.float64)
+            .swapaxes(1, 2)
+            .reshape(2, s.num_kv_heads, -1, s.head_dim)[:, :, :seq_len]
+        )
         for t in range(starts[r], starts[r + 1]):
             out[t] = _attend_one(s, q[t], kv, int(given["positions"][t]), given.get("sinks"))
     return out.reshape(tokens, -1), cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .sizes import sized
 
 Array = NDArray[Any]
 TIERS = available_tiers()
+INT16_TIERS = [("int16_per_token_head", tier) for tier in TIERS if tier.startswith("avx512")]
 VARIANTS: dict[str, tuple[AttentionShape, dict[str, Any]]] = {
     "smollm2": (BASE, {}),
     "mha": (replace(BASE, num_heads=4, num_kv_heads=4), {}),
@@ -99,8 +101,7 @@ def test_a_shared_prefix_gives_the_same_bits() -> None:
     assert shared.step((1, 64, 101)).tobytes() == alone[64:].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("dtype", "tier"), [*product(("float16", "float32"), TIERS), *INT16_TIERS])
 def test_requests_that_decode_behind_a_shared_prefix_give_the_bits_of_each_alone(tier: str, dtype: str) -> None:
     """Some share two partitions of 256 keys, one of them only one, and one shares nothing."""
     shape = replace(BASE, kv_dtype=dtype, head_dim=32)
@@ -157,8 +158,8 @@ def test_a_window_layer_reads_only_its_window(window: int, tier: str) -> None:
     for t in range(first, end):
         for position in range(t + 1 - window):
             block, offset = divmod(position, shape.block_size)
-            for stored in cache.shape.layer_views(cache.memory):
-                stored[cache.blocks[0][block], :, offset] = np.nan
+            for view in cache.shape.slot(cache.memory, cache.blocks[0][block], offset):
+                view.view(f"u{view.itemsize}")[:] = np.iinfo(f"u{view.itemsize}").max  # NaN in every type
         assert cache.step((0, t, t + 1)).tobytes() == expected[t - first], t
 
 
@@ -218,7 +219,7 @@ BAD_INPUTS: dict[str, tuple[str, Any, str]] = {
     "end": ("query_start_loc", [0, 2], r"positions\[0\]|query_start_loc\[1\]: expected the number of tokens"),
     "end_high": ("query_start_loc", [0, 4], r"query_start_loc\[1\]: expected 0 to 3, got 4"),
     "descending": ("query_start_loc", [0, -1], r"query_start_loc\[1\]: expected 0 to 3, got -1"),
-    "dtype_code": ("kv_layout", [4, 16], r"kv_layout\[0\]: expected a KV dtype code from 0 to [23], got 4"),
+    "dtype_code": ("kv_layout", [5, 16], r"kv_layout\[0\]: expected a KV dtype code among 0, 1, 2, [34], got 5"),
     "block_size": ("kv_layout", [0, 0], r"kv_layout\[1\]: expected a block size of at least 1, got 0"),
     "block_bytes": ("kv_layout", [0, 17], r"kv_cache: expected blocks of at least"),
 }

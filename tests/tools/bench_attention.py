@@ -32,7 +32,7 @@ MODELS = {  # (num_heads, num_kv_heads, head_dim)
     "Gemma-3-270M": (4, 1, 256),
     "Llama-3-8B": (32, 8, 128),
 }
-STEPS = ((512, 512), (64, 2048), (1, 128), (1, 1024), (1, 8192))  # (scheduled tokens, keys)
+STEPS = ((512, 512), (2048, 2048), (64, 2048), (1, 128), (1, 1024), (1, 8192))  # (scheduled tokens, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ def attention_inputs(shape: AttentionShape, tokens: int, keys: int) -> dict[str,
     blocks = -(-keys // shape.block_size)
     positions = np.arange(keys - tokens, keys, dtype=np.int32)
     table = np.arange(1, blocks + 1, dtype=np.int32)[None]
-    cache = np.zeros((blocks + 1, shape.block_size * shape.row_elements * KV_DTYPES[shape.kv_dtype][1]), np.uint8)
+    cache = np.zeros((blocks + 1, shape.block_size * shape.token_bytes), np.uint8)
     return {
         "qkv": rng.standard_normal((tokens, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim), np.float32),
         "kv_cache": cache,
-        "kv_layout": np.array([KV_DTYPES[shape.kv_dtype][0], shape.block_size], np.int32),
+        "kv_layout": np.array([KV_DTYPES[shape.kv_dtype].code, shape.block_size], np.int32),
         "cos_sin": rotary_table(positions, np.ones(shape.head_dim // 2), 1.0).astype(np.float32),
         "positions": positions,
         "slot_mapping": table[0, positions // shape.block_size] * shape.block_size + positions % shape.block_size,

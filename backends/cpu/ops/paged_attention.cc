@@ -84,12 +84,13 @@ class Attention {
   }
 
   void run() {
-    queries_ = ThreadScratch::get<float>(kQueries, p_.num_tokens * p_.num_heads * p_.head_dim);
+    const int64_t token_floats = p_.num_heads * p_.query_stride;
+    queries_ = ThreadScratch::get<float>(kQueries, p_.num_tokens * token_floats);
     make_items();
     for_each(ceil_div(p_.num_tokens, kPrepareTokens), p_.num_tokens > kPrepareTokens, [&](int64_t task) {
       const int64_t end = std::min(p_.num_tokens, (task + 1) * kPrepareTokens);
       for (int64_t t = task * kPrepareTokens; t < end; ++t) {
-        kernels_.prepare(p_, t, queries_ + t * p_.num_heads * p_.head_dim);
+        kernels_.prepare(p_, t, queries_ + t * token_floats);
       }
     });
     const bool few = num_items_ < kTasksPerThread * pool_.num_threads();
@@ -260,19 +261,41 @@ class Attention {
   float* queries_ = nullptr;
 };
 
-void bind_cache(PagedAttentionParams& p, KernelContext& ctx, const AttentionAttributes& attributes) {
+// An int16 cache is read in whole vectors of 16 keys and of 16 elements.
+constexpr int64_t kInt16Multiple = 16;
+
+void check_int16(const AttentionAttributes& a, int64_t block_size, const AttentionKernels& kernels) {
+  if (!kernels.has_int16) throw OpError("kv_layout[0]: an int16 cache needs a tier with VNNI, this one has none");
+  if (a.head_dim % kInt16Multiple != 0) {
+    throw OpError("attribute 'head_dim': expected a multiple of " + std::to_string(kInt16Multiple) +
+                  " for an int16 cache, got " + std::to_string(a.head_dim));
+  }
+  if (block_size % kInt16Multiple != 0) {
+    throw OpError("kv_layout[1]: expected a block size that is a multiple of " + std::to_string(kInt16Multiple) +
+                  " for an int16 cache, got " + std::to_string(block_size));
+  }
+}
+
+void bind_cache(PagedAttentionParams& p, KernelContext& ctx, const AttentionAttributes& attributes,
+                const AttentionKernels& kernels) {
   const Tensor cache = ctx.input(PagedAttentionSpec::kKvCache);
   const KvCacheShape shape =
-      kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes, KvDtype::kBFloat16);
+      kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes,
+                     {KvDtype::kFloat32, KvDtype::kFloat16, KvDtype::kBFloat16, KvDtype::kInt16});
+  if (shape.dtype == KvDtype::kInt16) check_int16(attributes, shape.block_size, kernels);
   p.kv_dtype = shape.dtype;
   p.block_size = shape.block_size;
   p.num_blocks = shape.num_blocks;
+  p.stored_dim = shape.stored_dim;
+  p.kv_offset = shape.kv_offset;
+  p.query_stride = shape.dtype == KvDtype::kInt16 ? p.head_dim / 2 + 1 : p.head_dim;
   const Tensor out = ctx.output(1, cache.shape);
   if (out.data != cache.data && cache.size() > 0) {
     std::memcpy(out.data, cache.data, static_cast<size_t>(cache.size()));  // the caller bound them apart
   }
-  if (reinterpret_cast<uintptr_t>(out.data) % static_cast<uintptr_t>(shape.element_bytes) != 0) {
-    throw OpError("kv_cache: expected memory aligned to " + std::to_string(shape.element_bytes) + " bytes");
+  const int64_t alignment = shape.dtype == KvDtype::kInt16 ? sizeof(float) : shape.element_bytes;
+  if (reinterpret_cast<uintptr_t>(out.data) % static_cast<uintptr_t>(alignment) != 0) {
+    throw OpError("kv_cache: expected memory aligned to " + std::to_string(alignment) + " bytes");
   }
   p.kv_cache = out.data;
 }
@@ -289,10 +312,11 @@ void PagedAttention::compute(KernelContext& ctx) {
   assign(p, attributes);
   assign(p, attention_inputs(ctx, attributes));
   p.padded_dim = (p.head_dim + 15) / 16 * 16;
-  bind_cache(p, ctx, attributes);
+  const AttentionKernels& kernels = kKernels[session.tier];
+  bind_cache(p, ctx, attributes, kernels);
   p.out = ctx.output(0, {p.num_tokens, p.num_heads * p.head_dim}).mutable_as<float>();
   check_values(p);
-  if (p.num_tokens > 0) Attention(p, kKernels[session.tier], session.pool).run();
+  if (p.num_tokens > 0) Attention(p, kernels, session.pool).run();
 }
 
 }  // namespace trivet

@@ -1,10 +1,10 @@
 // clang-format off: the Vec of the tier comes first
 #include "vec_avx512.h"
-#include "paged_attention_tile.h"
+#include "paged_attention_int16.h"
 // clang-format on
 
 namespace trivet {
 
-const AttentionKernels kAttentionAvx512Vnni = kAttentionKernels;
+const AttentionKernels kAttentionAvx512Vnni = kAttentionKernelsWithInt16;
 
 }  // namespace trivet

@@ -16,10 +16,12 @@ inline constexpr int kScoreRows = 6;  // rows of a register tile
 struct PagedAttentionParams {
   int64_t num_tokens, num_requests, num_blocks, max_blocks;
   int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
-  int64_t group;       // query heads per KV head
-  int64_t padded_dim;  // head_dim in whole vectors of any tier: elements of an accumulator row
-  int64_t block_size;  // tokens
-  int64_t kv_offset;   // KV elements per token that earlier layers hold
+  int64_t group;         // query heads per KV head
+  int64_t padded_dim;    // head_dim in whole vectors of any tier: elements of an accumulator row
+  int64_t block_size;    // tokens
+  int64_t stored_dim;    // elements of a key or value in the cache, its scale counted in
+  int64_t kv_offset;     // KV elements per token that earlier layers hold, their scales counted in
+  int64_t query_stride;  // floats from one prepared query head to the next
   int64_t sliding_window;
   float scale, soft_cap, norm_eps;
   bool rope_interleaved;
@@ -64,10 +66,10 @@ struct AttentionScratch {
 };
 
 struct AttentionKernels {
-  // Normalises, rotates and scales the token's query heads into q [num_heads, head_dim]; stores its K and V.
+  // Normalises, rotates and scales the token's query heads into q [num_heads, query_stride]; stores its K and V.
   void (*prepare)(const PagedAttentionParams& params, int64_t token, float* q);
   // The state of the item over the keys of one partition, starting from nothing. `more`: this thread goes on with the
-  // partition that follows. queries: [num_tokens, heads, dim].
+  // partition that follows. queries: [num_tokens, num_heads, query_stride].
   void (*attend)(const PagedAttentionParams& params, const AttentionItem& item, int64_t partition, bool more,
                  const float* queries, const AttentionScratch& scratch, const AttentionState& state);
   // total = total merged with the partition that follows it.
@@ -75,6 +77,7 @@ struct AttentionKernels {
                 const AttentionState& total);
   // Adds the sinks, divides by the sums and writes the item's part of params.out.
   void (*finish)(const PagedAttentionParams& params, const AttentionItem& item, const AttentionState& total);
+  bool has_int16;  // KvDtype::kInt16
 };
 
 extern const AttentionKernels kAttentionScalar, kAttentionBaseline, kAttentionAvx2, kAttentionAvx512Vnni,

@@ -53,7 +53,7 @@ inline void normalise_and_rotate(const PagedAttentionParams& p, const float* x, 
 // blocks lie side by side: see KV layout in backends/contract/opset.py.
 template <class T>
 inline T* keys_of_block(const PagedAttentionParams& p, int64_t block, int64_t kv_head) {
-  const int64_t rows = p.kv_offset * p.num_blocks + (block * p.num_kv_heads + kv_head) * 2 * p.head_dim;
+  const int64_t rows = p.kv_offset * p.num_blocks + (block * p.num_kv_heads + kv_head) * 2 * p.stored_dim;
   return static_cast<T*>(p.kv_cache) + rows * p.block_size;
 }
 
@@ -69,7 +69,7 @@ void prepare_token(const PagedAttentionParams& p, int64_t token, float* q) {
   const float* row = p.qkv + token * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
   const float* cos_sin = p.cos_sin + token * p.rotary_dim;
   for (int64_t head = 0; head < p.num_heads; ++head) {
-    float* y = q + head * p.head_dim;
+    float* y = q + head * p.query_stride;
     normalise_and_rotate(p, row + head * p.head_dim, p.q_norm, cos_sin, y);
     for (int64_t i = 0; i < p.head_dim; ++i) y[i] *= p.scale;
   }
@@ -96,6 +96,12 @@ struct Visible {
   int64_t begin, end;
 
   bool none() const { return begin >= end; }
+
+  // The smallest range that has these keys and those of `other`.
+  Visible with(Visible other) const {
+    if (other.none()) return *this;
+    return {other.begin < begin ? other.begin : begin, other.end > end ? other.end : end};
+  }
 };
 
 inline Visible visible_keys(const PagedAttentionParams& p, int64_t position, int64_t tile_start) {

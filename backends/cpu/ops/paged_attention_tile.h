@@ -2,6 +2,8 @@
 // operations in the same order whatever rows it is tiled with, so decode, chunked and whole prefill agree bit for bit.
 #pragma once
 
+#include <type_traits>
+
 #include "paged_attention_kv.h"
 
 namespace {
@@ -131,6 +133,12 @@ inline void softmax_rows(const PagedAttentionParams& p, Visible any, const Visib
   }
 }
 
+inline const float* query_of_row(const PagedAttentionParams& p, const AttentionItem& item, int64_t row,
+                                 const float* queries) {
+  const int64_t token = item.first_token + row / p.group, head = item.kv_head * p.group + row % p.group;
+  return queries + (token * p.num_heads + head) * p.query_stride;
+}
+
 // Rows [row, row + kRows) of the item against a tile. `ahead`: the tile that is fetched in passing, or null.
 template <int kRows, class T>
 inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item, int64_t row, int64_t tile_start,
@@ -140,12 +148,9 @@ inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item
   Visible keys[kRows];
   Visible any{kTileKeys, 0}, all{0, kTileKeys};
   for (int r = 0; r < kRows; ++r) {
-    const int64_t token = (row + r) / p.group, head = item.kv_head * p.group + (row + r) % p.group;
-    q[r] = queries + ((item.first_token + token) * p.num_heads + head) * p.head_dim;
-    keys[r] = visible_keys(p, item.first_position + token, tile_start);
-    if (!keys[r].none()) {
-      any = {keys[r].begin < any.begin ? keys[r].begin : any.begin, keys[r].end > any.end ? keys[r].end : any.end};
-    }
+    q[r] = query_of_row(p, item, row + r, queries);
+    keys[r] = visible_keys(p, item.first_position + (row + r) / p.group, tile_start);
+    any = any.with(keys[r]);
     all = {keys[r].begin > all.begin ? keys[r].begin : all.begin, keys[r].end < all.end ? keys[r].end : all.end};
   }
   constexpr int kHalf = Vec::kBlock / 2;
@@ -172,41 +177,41 @@ inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item
   }
 }
 
+// Calls f(n, row) for register tiles of n rows that are `rows` in all, n a constant.
+template <class F>
+inline void for_each_row_tile(int64_t rows, const F& f) {
+  int64_t row = 0;
+  while (rows - row >= 9 || rows - row == kScoreRows) {
+    f(std::integral_constant<int, kScoreRows>(), row);
+    row += kScoreRows;
+  }
+  if (rows - row >= 4) {  // 7 and 8 are better as 4 and the rest than as 6 and the rest
+    f(std::integral_constant<int, 4>(), row);
+    row += 4;
+  }
+  if (rows - row == 4) f(std::integral_constant<int, 4>(), row);
+  if (rows - row == 3) f(std::integral_constant<int, 3>(), row);
+  if (rows - row == 2) f(std::integral_constant<int, 2>(), row);
+  if (rows - row == 1) f(std::integral_constant<int, 1>(), row);
+}
+
 template <class T>
 inline void attend_tile(const PagedAttentionParams& p, const AttentionItem& item, int64_t tile_start,
                         const Tile<T>& tile, const Tile<T>* ahead, const float* queries, float* scores,
                         const AttentionState& state) {
-  const int64_t rows = item.num_tokens * p.group;
-  int64_t r = 0;
-  for (; r + kScoreRows <= rows; r += kScoreRows, ahead = nullptr) {
-    attend_rows<kScoreRows>(p, item, r, tile_start, tile, ahead, queries, scores, state);
-  }
-  if (rows - r >= 4) {
-    attend_rows<4>(p, item, r, tile_start, tile, ahead, queries, scores, state);
-    r += 4, ahead = nullptr;
-  }
-  if (rows - r == 3) attend_rows<3>(p, item, r, tile_start, tile, ahead, queries, scores, state);
-  if (rows - r == 2) attend_rows<2>(p, item, r, tile_start, tile, ahead, queries, scores, state);
-  if (rows - r == 1) attend_rows<1>(p, item, r, tile_start, tile, ahead, queries, scores, state);
+  for_each_row_tile(item.num_tokens * p.group, [&](auto n, int64_t row) {
+    attend_rows<decltype(n)::value>(p, item, row, tile_start, tile, row == 0 ? ahead : nullptr, queries, scores, state);
+  });
 }
 
-// The tiles of positions [start, end), all of them visible to the item in part, where they lie.
-template <class T>
-inline void attend_in_place(const PagedAttentionParams& p, const AttentionItem& item, int64_t start, int64_t end,
-                            bool more, const float* queries, float* scores, const AttentionState& state) {
-  Tile<T> tile = tile_in_place<T>(p, item, start, visible_keys(p, item, start)), next;
-  for (; start < end; start += kTileKeys) {
-    const Visible visible = visible_keys(p, item, start + kTileKeys);
-    const bool fetch = !visible.none() && (more || start + kTileKeys < end);
-    if (fetch) next = tile_in_place<T>(p, item, start + kTileKeys, visible);
-    attend_tile(p, item, start, tile, fetch ? &next : nullptr, queries, scores, state);
-    if (fetch) tile = next;
-  }
-}
+// Positions of whole tiles.
+struct Positions {
+  int64_t start, end;
+};
 
-template <class T>
-void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
-                      const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
+// Clears the state; returns the tiles of the partition of which the item sees something.
+inline Positions begin_partition(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition,
+                                 const AttentionState& state) {
   const int64_t rows = item.num_tokens * p.group;
   for (int64_t r = 0; r < rows; ++r) {
     state.max[r] = kMinusInfinity;
@@ -216,13 +221,40 @@ void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, 
   int64_t start = partition * trivet::kPartitionKeys, end = start + trivet::kPartitionKeys;
   while (start < end && visible_keys(p, item, start).none()) start += kTileKeys;
   while (end > start && visible_keys(p, item, end - kTileKeys).none()) end -= kTileKeys;
-  if (start == end) return;
+  return {start, end};
+}
+
+// The tiles of `at`, all of them visible to the item in part, where they lie: tile_at(start, visible) is one, and
+// attend(start, tile, ahead) works on it while it fetches the tile `ahead`, or null.
+template <class TileAt, class Attend>
+inline void attend_in_place(const PagedAttentionParams& p, const AttentionItem& item, Positions at, bool more,
+                            const TileAt& tile_at, const Attend& attend) {
+  if (at.start == at.end) return;
+  auto tile = tile_at(at.start, visible_keys(p, item, at.start));
+  auto next = tile;
+  for (int64_t start = at.start; start < at.end; start += kTileKeys) {
+    const Visible visible = visible_keys(p, item, start + kTileKeys);
+    const bool fetch = !visible.none() && (more || start + kTileKeys < at.end);
+    if (fetch) next = tile_at(start + kTileKeys, visible);
+    attend(start, tile, fetch ? &next : nullptr);
+    if (fetch) tile = next;
+  }
+}
+
+template <class T>
+void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+                      const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
+  const Positions at = begin_partition(p, item, partition, state);
   const bool whole_vectors = p.block_size % Vec::kWidth == 0 && p.head_dim == p.padded_dim;
-  if (whole_vectors && rows <= kRowsInPlace) {
-    return attend_in_place<T>(p, item, start, end, more, queries, scratch.scores, state);
+  if (whole_vectors && item.num_tokens * p.group <= kRowsInPlace) {
+    return attend_in_place(
+        p, item, at, more, [&](int64_t start, Visible visible) { return tile_in_place<T>(p, item, start, visible); },
+        [&](int64_t start, const Tile<T>& tile, const Tile<T>* ahead) {
+          attend_tile(p, item, start, tile, ahead, queries, scratch.scores, state);
+        });
   }
   const Tile<float>* const none = nullptr;
-  for (; start < end; start += kTileKeys) {
+  for (int64_t start = at.start; start < at.end; start += kTileKeys) {
     const Tile<float> tile = tile_copied<T>(p, item, start, visible_keys(p, item, start), scratch);
     attend_tile(p, item, start, tile, none, queries, scratch.scores, state);
   }
@@ -274,6 +306,7 @@ void prepare_any(const PagedAttentionParams& p, int64_t token, float* q) {
     case KvDtype::kBFloat16:
       return prepare_token<BFloat16>(p, token, q);
     case KvDtype::kE4M3:
+    case KvDtype::kInt16:
       return;  // refused by the op
   }
 }
@@ -288,10 +321,11 @@ void attend_any(const PagedAttentionParams& p, const AttentionItem& item, int64_
     case KvDtype::kBFloat16:
       return attend_partition<BFloat16>(p, item, partition, more, queries, scratch, state);
     case KvDtype::kE4M3:
+    case KvDtype::kInt16:
       return;  // refused by the op
   }
 }
 
-constexpr trivet::AttentionKernels kAttentionKernels{prepare_any, attend_any, merge_states, finish_item};
+constexpr trivet::AttentionKernels kAttentionKernels{prepare_any, attend_any, merge_states, finish_item, false};
 
 }  // namespace

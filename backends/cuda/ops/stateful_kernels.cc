@@ -10,8 +10,8 @@ constexpr int64_t kMaxTokens = int64_t{1} << 30;
 
 void bind_cache(AttentionParams& p, KernelContext& ctx, const AttentionAttributes& attributes, cudaStream_t stream) {
   const Tensor cache = ctx.input(PagedAttentionSpec::kKvCache);
-  const KvCacheShape shape =
-      kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes, KvDtype::kE4M3);
+  const KvCacheShape shape = kv_cache_shape(ctx.input(PagedAttentionSpec::kKvLayout), cache, attributes,
+                                            {KvDtype::kFloat32, KvDtype::kFloat16, KvDtype::kBFloat16, KvDtype::kE4M3});
   if (p.head_dim * shape.element_bytes % 16 != 0) {
     fail("attribute 'head_dim': expected a multiple of " + std::to_string(16 / shape.element_bytes) +
          " for this KV dtype, got " + std::to_string(p.head_dim));

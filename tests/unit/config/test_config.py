@@ -97,7 +97,10 @@ def test_without_chunked_prefill_a_prompt_must_fit_the_budget() -> None:
         ({"verify": 1}, "verify is 1 (int); expected bool"),
         ({"admission_token_threshold": -1}, "admission_token_threshold is -1; expected 0 or more"),
         ({"max_model_len": 1}, "max_model_len is 1; expected 2 tokens or more, or -1"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "expected one of auto, float32, float16, bfloat16, fp8, fp8_e4m3"),
+        (
+            {"kv_cache_dtype": "fp8_e5m2"},
+            "expected one of auto, float32, float16, bfloat16, int16_per_token_head, fp8, fp8_e4m3",
+        ),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; expected (0, 1]"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization is nan; expected (0, 1]"),
         ({"watermark": 1.0}, "watermark is 1.0; expected [0, 1)"),
@@ -129,10 +132,19 @@ def test_max_model_len() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "checkpoint", "expected"),
-    [("auto", "quantized", "float16"), ("auto", "bfloat16", "bfloat16"), ("float32", "quantized", "float32")],
+    ("asked", "checkpoint", "tier", "expected"),
+    [
+        ("auto", "quantized", "avx512_vnni", "int16_per_token_head"),
+        ("auto", "bfloat16", "avx512_vnni", "int16_per_token_head"),
+        ("auto", "float32", "avx512_vnni", "float32"),
+        ("auto", "quantized", "avx2", "float16"),
+        ("auto", "bfloat16", "avx2", "bfloat16"),
+        ("float32", "quantized", "avx512_vnni", "float32"),
+        ("int16_per_token_head", "float32", "avx512_vnni", "int16_per_token_head"),
+    ],
 )
-def test_kv_cache_dtype(asked: str, checkpoint: str, expected: str) -> None:
+def test_kv_cache_dtype(asked: str, checkpoint: str, tier: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.backends.library.select_tier", lambda forced: forced or tier)
     config = resolve(EngineConfig.from_kwargs("m", kv_cache_dtype=asked), dtype=checkpoint)
     assert config.cache_config.cache_dtype == config.resolved_plan.cache_dtype == expected
 

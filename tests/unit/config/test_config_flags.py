@@ -46,7 +46,11 @@ def test_parse_value(name: str, text: str, value: Any) -> None:
     [
         ("block_size", "x", "block_size is 'x'; expected int"),
         ("block_size", "1.5K", "whole numbers only; 1.5k is decimal"),
-        ("kv_cache_dtype", "fp8_e5m2", "expected one of auto, float32, float16, bfloat16, fp8, fp8_e4m3"),
+        (
+            "kv_cache_dtype",
+            "fp8_e5m2",
+            "expected one of auto, float32, float16, bfloat16, int16_per_token_head, fp8, fp8_e4m3",
+        ),
         ("verify", "yes", "verify is 'yes'; expected bool"),
         ("override_generation_config", "[1]", "expected a JSON object"),
         ("nope", "1", "unknown option 'nope'"),

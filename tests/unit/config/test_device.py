@@ -106,3 +106,32 @@ def test_heads_that_an_fp8_cache_cannot_have_are_named(machine: Any) -> None:
     machine([GOOD])
     with pytest.raises(UnsupportedDeviceError, match=r"heads of a multiple of 16 elements, this model has \[24\]"):
         config(device="cuda:1").resolve(manifest(head_dim=24), free_bytes=1 << 30)
+
+
+INT16 = "int16_per_token_head"
+
+
+def test_an_int16_cache_is_the_default_where_it_can_be(monkeypatch: pytest.MonkeyPatch, machine: Any) -> None:
+    """... and what stands in its way is named to who asks for it."""
+    machine([GOOD])
+    monkeypatch.setattr("trivet.backends.library.select_tier", lambda forced: forced or "avx512_vnni")
+
+    def resolved(shapes: list[int], **options: Any) -> str:
+        model = manifest()
+        model.kv_cache = [
+            KVCacheSpec(layer=i, num_kv_heads=2, head_dim=dim, kv_offset=0) for i, dim in enumerate(shapes)
+        ]
+        chosen = config(**{"kv_cache_dtype": "auto"} | options).resolve(model, free_bytes=1 << 30)
+        return chosen.resolved_plan.cache_dtype
+
+    assert resolved([64, 64]) == INT16
+    for shapes, options, problem in (
+        ([24], {}, r"heads of a multiple of 16 elements, this model has \[24\]"),
+        ([64, 128], {}, r"heads of one size in all layers, this model has \[64, 128\]"),
+        ([64], {"block_size": 8}, "a block_size that is a multiple of 16, got 8"),
+        ([64], {"cpu_tier": "avx2"}, "needs one of the CPU tiers avx512_vnni, this is avx2"),
+        ([64], {"device": "cuda:1"}, "is for CPUs, the model would run on cuda:1"),
+    ):
+        assert resolved(shapes, **options) == "float16"
+        with pytest.raises(UnsupportedDeviceError, match=rf"'{INT16}' .*{problem}"):
+            resolved(shapes, kv_cache_dtype=INT16, **options)

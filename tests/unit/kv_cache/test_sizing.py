@@ -23,7 +23,7 @@ SPECS = [
 ]  # 768 elements per token
 PAGE = 768 * 16 * 2
 REQUEST = KVSizingRequest(
-    kv_cache_specs=SPECS, block_size=16, cache_dtype="float16", dtype_bytes=2, model_max_len=2048, max_model_len=None,
+    kv_cache_specs=SPECS, block_size=16, cache_dtype="float16", model_max_len=2048, max_model_len=None,
     num_gpu_blocks_override=None, kv_cache_memory_bytes=None, gpu_memory_utilization=None, weight_bytes=GIB,
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ def plan(free_bytes: int = 64 * GIB, environ: dict[str, str] | None = None, **ch
 
 
 def test_arithmetic() -> None:
-    assert page_size_bytes(SPECS, 16, 2) == PAGE
+    assert page_size_bytes(SPECS, 16, "float16") == PAGE
     given = plan(kv_cache_memory_bytes=200 * PAGE + PAGE - 1)
     assert given.num_gpu_blocks == 200
     assert given.total_bytes == 200 * PAGE

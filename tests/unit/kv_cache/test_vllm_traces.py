@@ -105,7 +105,6 @@ def test_number_of_blocks() -> None:
             ],
             block_size=case["block_size"],
             cache_dtype=case["dtype"],
-            dtype_bytes={"float16": 2, "float32": 4}[case["dtype"]],
             model_max_len=case["max_model_len"],
             max_model_len=None,
             num_gpu_blocks_override=case["num_gpu_blocks_override"],

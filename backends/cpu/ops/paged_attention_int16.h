@@ -1,0 +1,331 @@
+// PagedAttention over an int16_per_token_head cache, for tiers with VNNI (after vec_avx512.h). Both products of
+// attention are sums of int16 products in int32, which VPDPWSSD does at twice the rate of float32. Such sums are exact,
+// whatever their order, so only the float operations around them are fixed by position.
+//
+// A block of a KV head (see KV layout in backends/contract/opset.py) has elements d, d + 1 of a key side by side, and
+// elements d of the values j, j + 1: a "pair" is those two, 32 bits that VPDPWSSD multiplies and adds in one lane.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "paged_attention_tile.h"
+
+namespace {
+
+// The L2 norm of a query and of a key, the largest element of a value, and the sum of a tile's weights are this at most
+// (and half of a rounding for each element more), so no sum of products comes near 2^31.
+constexpr float kInt16Max = 32767.0f;
+constexpr float kTiny = 1e-30f;  // what is smaller than this is stored as zeros: its inverse may be infinite
+constexpr int64_t kTilePairs = kTileKeys / 2;
+
+// Sixteen int32. As __m512i, GCC would keep a register tile of them in memory too.
+using Int32s = __v16si;
+
+// sums + the products of int16 pairs.
+inline Int32s add_products(Int32s sums, __m512i a, __m512i b) {
+  return reinterpret_cast<Int32s>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sums), a, b));
+}
+inline Vec to_floats(Int32s x) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(x))}; }
+
+// Calls f(0) to f(n - 1) with constants. A loop would do, but for GCC, which then keeps a register tile in memory too.
+template <int... kIndices, class F>
+inline void unrolled(std::integer_sequence<int, kIndices...>, const F& f) {
+  (f(std::integral_constant<int, kIndices>()), ...);
+}
+
+template <int kCount, class F>
+inline void unrolled(const F& f) {
+  unrolled(std::make_integer_sequence<int, kCount>(), f);
+}
+
+// --- The cache ----------------------------------------------------------------------------------------------------
+
+// One KV head of a block.
+struct Int16Block {
+  int32_t* keys;        // pairs, [head_dim / 2, block_size]
+  int32_t* values;      // pairs, [block_size / 2, head_dim]
+  float* key_scales;    // [block_size]
+  float* value_scales;  // [block_size]
+};
+
+inline Int16Block int16_block(const PagedAttentionParams& p, int64_t block, int64_t kv_head) {
+  const int64_t pairs = p.head_dim / 2 * p.block_size;
+  int32_t* const keys = reinterpret_cast<int32_t*>(keys_of_block<int16_t>(p, block, kv_head));
+  float* const scales = reinterpret_cast<float*>(keys + 2 * pairs);
+  return {keys, keys + pairs, scales, scales + p.block_size};
+}
+
+// The nearest integers.
+inline void store_int16(Vec x, void* out) {
+  _mm256_storeu_si256(static_cast<__m256i*>(out), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}
+
+inline void quantise(const float* x, int64_t n, float factor, int16_t* out) {
+  for (int64_t i = 0; i < n; i += Vec::kWidth) store_int16(mul(Vec::load(x + i), Vec::set(factor)), out + i);
+}
+
+// Quantises a query or key and returns what one step of its integers is. Not a number if it has elements that are not.
+inline float quantise_by_norm(const float* x, int64_t n, int16_t* out) {
+  Vec squares = Vec::set(0.0f);
+  for (int64_t i = 0; i < n; i += Vec::kWidth) squares = mul_add(Vec::load(x + i), Vec::load(x + i), squares);
+  const float norm = std::sqrt(reduce_add(squares));
+  quantise(x, n, norm > kTiny ? kInt16Max / norm : 0.0f, out);
+  return norm / kInt16Max;
+}
+
+inline float quantise_by_largest(const float* x, int64_t n, int16_t* out) {
+  Vec largest = Vec::set(0.0f), zeros = Vec::set(0.0f);
+  for (int64_t i = 0; i < n; i += Vec::kWidth) {
+    const Vec v = Vec::load(x + i);
+    largest = max(largest, max(v, sub(Vec::set(0.0f), v)));
+    zeros = mul_add(v, Vec::set(0.0f), zeros);  // max forgets what is not a number
+  }
+  const float most = reduce_max(largest) + reduce_add(zeros);
+  quantise(x, n, most > kTiny ? kInt16Max / most : 0.0f, out);
+  return most / kInt16Max;
+}
+
+// A head of q: its pairs, then the scale of its scores.
+void prepare_int16(const PagedAttentionParams& p, int64_t token, float* q) {
+  const float* row = p.qkv + token * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
+  const float* cos_sin = p.cos_sin + token * p.rotary_dim;
+  float x[trivet::kMaxHeadDim];
+  int16_t stored[trivet::kMaxHeadDim];
+  for (int64_t head = 0; head < p.num_heads; ++head) {
+    float* const out = q + head * p.query_stride;
+    normalise_and_rotate(p, row + head * p.head_dim, p.q_norm, cos_sin, x);
+    out[p.head_dim / 2] = quantise_by_norm(x, p.head_dim, stored) * p.scale;
+    std::memcpy(out, stored, static_cast<size_t>(p.head_dim) * sizeof(int16_t));
+  }
+  const int64_t slot = p.slot_mapping[token];
+  if (slot < 0) return;
+  const int64_t offset = slot % p.block_size;
+  const float* keys = row + p.num_heads * p.head_dim;
+  const float* values = keys + p.num_kv_heads * p.head_dim;
+  for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+    const Int16Block block = int16_block(p, slot / p.block_size, head);
+    normalise_and_rotate(p, keys + head * p.head_dim, p.k_norm, cos_sin, x);
+    block.key_scales[offset] = quantise_by_norm(x, p.head_dim, stored);
+    for (int64_t i = 0; i < p.head_dim / 2; ++i) {
+      std::memcpy(block.keys + i * p.block_size + offset, stored + 2 * i, sizeof(int32_t));
+    }
+    block.value_scales[offset] = quantise_by_largest(values + head * p.head_dim, p.head_dim, stored);
+    int32_t* const pairs = block.values + offset / 2 * p.head_dim;
+    // Only this value's halves of the pairs: another thread may be writing the other ones.
+    const __mmask32 halves = offset % 2 == 0 ? 0x55555555u : 0xAAAAAAAAu;
+    for (int64_t i = 0; i < p.head_dim; i += Vec::kWidth) {
+      const __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(stored + i)));
+      _mm512_mask_storeu_epi16(pairs + i, halves, offset % 2 == 0 ? v : _mm512_slli_epi32(v, 16));
+    }
+  }
+}
+
+// A tile by vectors of keys, as Tile is.
+struct Int16Tile {
+  static constexpr int64_t kVectors = kTileKeys / Vec::kWidth;
+  const int32_t* keys[kVectors];    // pair i at i * block_size
+  const int32_t* values[kVectors];  // pairs of elements, those of the keys 2 i and 2 i + 1 at i * head_dim
+  const float* key_scales[kVectors];
+  const float* value_scales[kVectors];
+};
+
+inline Int16Tile int16_tile(const PagedAttentionParams& p, const AttentionItem& item, int64_t tile_start,
+                            Visible visible) {
+  Int16Tile tile;
+  const int64_t first = visible.begin / Vec::kWidth, last = (visible.end - 1) / Vec::kWidth;
+  const int32_t* blocks = p.block_table + item.request * p.max_blocks;
+  for (int64_t c = 0; c < Int16Tile::kVectors; ++c) {
+    const int64_t key = tile_start + (c < first ? first : c > last ? last : c) * Vec::kWidth;
+    const int64_t offset = key % p.block_size;
+    const Int16Block block = int16_block(p, blocks[key / p.block_size], item.kv_head);
+    tile.keys[c] = block.keys + offset;
+    tile.values[c] = block.values + offset / 2 * p.head_dim;
+    tile.key_scales[c] = block.key_scales + offset;
+    tile.value_scales[c] = block.value_scales + offset;
+  }
+  return tile;
+}
+
+// --- Scores, weights, values --------------------------------------------------------------------------------------
+
+// scores[r][j] = the product of query r and key j, for kVecs vectors of keys from vector `c` on. `ahead`: the tile
+// whose keys are fetched in passing, or null.
+template <int kRows, int kVecs>
+inline void int16_scores(const PagedAttentionParams& p, const int32_t* const* queries, const Int16Tile& tile,
+                         const Int16Tile* ahead, int64_t c, float* scores) {
+  Int32s sums[kRows][kVecs];
+  unrolled<kRows>([&](auto r) { unrolled<kVecs>([&](auto v) { sums[r][v] = Int32s{}; }); });
+  const int64_t pairs = p.head_dim / 2;
+  for (int64_t i = 0; i < pairs; ++i) {
+    __m512i k[kVecs];
+    unrolled<kVecs>([&](auto v) { k[v] = _mm512_loadu_si512(tile.keys[c + v] + i * p.block_size); });
+    if (ahead != nullptr) {
+      unrolled<kVecs>([&](auto v) { __builtin_prefetch(ahead->keys[c + v] + i * p.block_size, 0, 2); });
+    }
+    unrolled<kRows>([&](auto r) {
+      const __m512i q = _mm512_set1_epi32(queries[r][i]);
+      unrolled<kVecs>([&](auto v) { sums[r][v] = add_products(sums[r][v], k[v], q); });
+    });
+  }
+  if (ahead != nullptr) {
+    unrolled<kVecs>([&](auto v) {
+      __builtin_prefetch(ahead->key_scales[c + v], 0, 2);
+      __builtin_prefetch(ahead->value_scales[c + v], 0, 2);
+    });
+  }
+  unrolled<kRows>([&](auto r) {
+    float query_scale;
+    std::memcpy(&query_scale, queries[r] + pairs, sizeof(float));
+    unrolled<kVecs>([&](auto v) {
+      const Vec scale = mul(Vec::load(tile.key_scales[c + v]), Vec::set(query_scale));
+      mul(to_floats(sums[r][v]), scale).store(scores + r * kTileKeys + v * Vec::kWidth);
+    });
+  });
+}
+
+// A bit for each key of the tile that is visible.
+inline uint64_t bits_of(Visible keys) {
+  const auto below = [](int64_t n) { return n >= kTileKeys ? ~uint64_t{0} : (uint64_t{1} << n) - 1; };
+  return keys.none() ? 0 : below(keys.end) & ~below(keys.begin);
+}
+
+// Softmax of a tile's scores for kRows rows from `row` on, as softmax_rows does it, all in registers: new running
+// maxima and sums, what was there before rescaled. `weights`: exp(score - maximum) times the value's scale, as integers
+// whose sum is kInt16Max; `steps`: what one of a row's is. Rows that see nothing get zeros.
+template <int kRows>
+inline void weigh_rows(const PagedAttentionParams& p, const Visible* keys, const Int16Tile& tile, const float* scores,
+                       const AttentionState& state, int64_t row, int32_t (*weights)[kTilePairs], float* steps) {
+  constexpr int kVecs = Int16Tile::kVectors;
+  const auto each = [](const auto& f) { unrolled<kRows>([&](auto r) { unrolled<kVecs>([&](auto v) { f(r, v); }); }); };
+  uint64_t visible[kRows];
+  Vec x[kRows][kVecs];
+  float new_max[kRows], rescale[kRows];
+  unrolled<kRows>([&](auto r) { visible[r] = bits_of(keys[r]); });
+  const auto lanes = [&](int r, int v) { return static_cast<__mmask16>(visible[r] >> (v * Vec::kWidth)); };
+  each([&](auto r, auto v) { x[r][v] = Vec::load(scores + r * kTileKeys + v * Vec::kWidth); });
+  if (p.soft_cap > 0.0f) {
+    each([&](auto r, auto v) { x[r][v] = mul(Vec::set(p.soft_cap), tanh_of(div(x[r][v], Vec::set(p.soft_cap)))); });
+  }
+  each([&](auto r, auto v) { x[r][v].v = _mm512_mask_mov_ps(_mm512_set1_ps(kMinusInfinity), lanes(r, v), x[r][v].v); });
+  unrolled<kRows>([&](auto r) {
+    const float tile_max = reduce_max(max(max(x[r][0], x[r][1]), max(x[r][2], x[r][3])));
+    const float old_max = state.max[row + r];
+    new_max[r] = old_max > tile_max ? old_max : tile_max;
+    rescale[r] = old_max - new_max[r];
+  });
+  each([&](auto r, auto v) { x[r][v] = fused_exp_of(sub(x[r][v], Vec::set(new_max[r]))); });
+  unrolled<kRows>([&](auto r) {
+    if (visible[r] == 0) return;
+    const float sum = reduce_add(add(add(x[r][0], x[r][1]), add(x[r][2], x[r][3])));
+    if (rescale[r] == 0.0f) {
+      state.sum[row + r] += sum;
+      return;
+    }
+    const float factor = exp_of(rescale[r]);
+    state.max[row + r] = new_max[r];
+    state.sum[row + r] = state.sum[row + r] * factor + sum;
+    float* acc = state.acc + (row + r) * p.padded_dim;
+    for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) mul(Vec::load(acc + d), Vec::set(factor)).store(acc + d);
+  });
+  each([&](auto r, auto v) {
+    x[r][v].v = _mm512_maskz_mul_ps(lanes(r, v), x[r][v].v, _mm512_loadu_ps(tile.value_scales[v]));
+  });
+  unrolled<kRows>([&](auto r) {
+    const float sum = reduce_add(add(add(x[r][0], x[r][1]), add(x[r][2], x[r][3])));
+    steps[r] = sum / kInt16Max;
+    const Vec inverse = Vec::set(sum > kTiny ? kInt16Max / sum : 0.0f);
+    unrolled<kVecs>([&](auto v) { store_int16(mul(x[r][v], inverse), weights[r] + v * (Vec::kWidth / 2)); });
+  });
+}
+
+// acc[r][d] += steps[r] * sum over the keys of the vectors in `any` of weight j * value j [d], for kVecs vectors of d.
+template <int kRows, int kVecs>
+inline void int16_values(const PagedAttentionParams& p, const int32_t (*weights)[kTilePairs], const float* steps,
+                         const Int16Tile& tile, const Int16Tile* ahead, Visible any, int64_t d, float* acc) {
+  Int32s sums[kRows][kVecs];
+  unrolled<kRows>([&](auto r) { unrolled<kVecs>([&](auto v) { sums[r][v] = Int32s{}; }); });
+  for (int64_t c = any.begin / Vec::kWidth; c * Vec::kWidth < any.end; ++c) {
+    const int32_t* value = tile.values[c] + d;
+    const int32_t* fetch = ahead != nullptr ? ahead->values[c] + d : nullptr;
+    for (int i = 0; i < Vec::kWidth / 2; ++i, value += p.head_dim) {
+      __m512i x[kVecs];
+      unrolled<kVecs>([&](auto v) { x[v] = _mm512_loadu_si512(value + v * Vec::kWidth); });
+      if (fetch != nullptr) {
+        unrolled<kVecs>([&](auto v) { __builtin_prefetch(fetch + v * Vec::kWidth, 0, 2); });
+        fetch += p.head_dim;
+      }
+      unrolled<kRows>([&](auto r) {
+        const __m512i w = _mm512_set1_epi32(weights[r][c * (Vec::kWidth / 2) + i]);
+        unrolled<kVecs>([&](auto v) { sums[r][v] = add_products(sums[r][v], x[v], w); });
+      });
+    }
+  }
+  unrolled<kRows>([&](auto r) {
+    unrolled<kVecs>([&](auto v) {
+      float* const out = acc + r * p.padded_dim + d + v * Vec::kWidth;
+      mul_add(to_floats(sums[r][v]), Vec::set(steps[r]), Vec::load(out)).store(out);
+    });
+  });
+}
+
+// Rows [row, row + kRows) of the item against a tile. `ahead`: the tile that is fetched in passing, or null.
+template <int kRows>
+inline void attend_rows_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t row, int64_t tile_start,
+                              const Int16Tile& tile, const Int16Tile* ahead, const float* queries, float* scores,
+                              const AttentionState& state) {
+  const int32_t* q[kRows];
+  Visible keys[kRows];
+  Visible any{kTileKeys, 0};
+  unrolled<kRows>([&](auto r) {
+    q[r] = reinterpret_cast<const int32_t*>(query_of_row(p, item, row + r, queries));
+    keys[r] = visible_keys(p, item.first_position + (row + r) / p.group, tile_start);
+    any = any.with(keys[r]);
+  });
+  if (any.none()) return;
+  constexpr int kHalf = Vec::kBlock / 2;
+  constexpr int64_t kBlockKeys = Vec::kBlock * Vec::kWidth;
+  static_assert(kBlockKeys == kTileKeys);
+  const auto score = any.end > kHalf * Vec::kWidth ? int16_scores<kRows, Vec::kBlock> : int16_scores<kRows, kHalf>;
+  score(p, q, tile, ahead, 0, scores);
+  int32_t weights[kRows][kTilePairs];
+  float steps[kRows];
+  constexpr int kTogether = kRows % 3 == 0 ? 3 : kRows % 2 == 0 ? 2 : 1;  // as many as there are registers for
+  for (int r = 0; r < kRows; r += kTogether) {
+    weigh_rows<kTogether>(p, keys + r, tile, scores + r * kTileKeys, state, row + r, weights + r, steps + r);
+  }
+  constexpr int64_t kBlockDims = Vec::kBlock * Vec::kWidth;
+  float* const acc = state.acc + row * p.padded_dim;
+  int64_t d = 0;
+  for (; d + kBlockDims <= p.head_dim; d += kBlockDims) {
+    int16_values<kRows, Vec::kBlock>(p, weights, steps, tile, ahead, any, d, acc);
+  }
+  for (; d < p.head_dim; d += Vec::kWidth) int16_values<kRows, 1>(p, weights, steps, tile, ahead, any, d, acc);
+}
+
+void attend_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+                  const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
+  attend_in_place(
+      p, item, begin_partition(p, item, partition, state), more,
+      [&](int64_t start, Visible visible) { return int16_tile(p, item, start, visible); },
+      [&](int64_t start, const Int16Tile& tile, const Int16Tile* ahead) {
+        for_each_row_tile(item.num_tokens * p.group, [&](auto n, int64_t row) {
+          attend_rows_int16<decltype(n)::value>(p, item, row, start, tile, row == 0 ? ahead : nullptr, queries,
+                                                scratch.scores, state);
+        });
+      });
+}
+
+void prepare_with_int16(const PagedAttentionParams& p, int64_t token, float* q) {
+  (p.kv_dtype == KvDtype::kInt16 ? prepare_int16 : prepare_any)(p, token, q);
+}
+
+void attend_with_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+                       const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
+  (p.kv_dtype == KvDtype::kInt16 ? attend_int16 : attend_any)(p, item, partition, more, queries, scratch, state);
+}
+
+constexpr trivet::AttentionKernels kAttentionKernelsWithInt16{prepare_with_int16, attend_with_int16, merge_states,
+                                                              finish_item, true};
+
+}  // namespace
