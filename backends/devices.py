@@ -65,10 +65,11 @@ class DeviceKVCache:
             return "int16_per_token_head"
         return checkpoint_dtype if checkpoint_dtype in KV_DTYPES else "float16"
 
-    def check(self, dtype: str) -> None:
-        """UnsupportedDeviceError where there is no cache of this type, a name of KV_DTYPES."""
+    def checked(self, dtype: str) -> str:
+        """`dtype`, a name of KV_DTYPES; UnsupportedDeviceError where there is no cache of this type."""
         if problem := self._problem(dtype):
             raise UnsupportedDeviceError(f"kv_cache_dtype {dtype!r} {problem}")
+        return dtype
 
     def _problem(self, dtype: str) -> str:
         if dtype == "int16_per_token_head":

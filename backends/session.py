@@ -137,7 +137,7 @@ class ModelSession:
         if num_blocks < 1 or block_size < 1:
             raise InvalidInputError(f"num_blocks {num_blocks}, block_size {block_size}: expected 1 or more")
         cpu_tier = self.tier if self._device_name == "cpu" else None
-        DeviceKVCache(self._device_name, cpu_tier, self._manifest.kv_cache, block_size).check(dtype)
+        DeviceKVCache(self._device_name, cpu_tier, self._manifest.kv_cache, block_size).checked(dtype)
         kv_dtype = KV_DTYPES[dtype]
         specs = sorted(self._manifest.kv_cache, key=lambda spec: spec.kv_offset)
         layer_bytes = [spec.bytes_per_token(kv_dtype) * block_size for spec in specs]

@@ -371,13 +371,11 @@ class EngineConfig:
         """A name of KV_DTYPES. Raises UnsupportedDeviceError where the device has no such cache."""
         from ..backends.devices import DeviceKVCache
 
-        asked = self.cache_config.cache_dtype
-        available = DeviceKVCache(device, self.device_config.cpu_tier, manifest.kv_cache, self.cache_config.block_size)
-        if asked == "auto":
+        dtype, block_size = str(self.cache_config.cache_dtype), self.cache_config.block_size
+        available = DeviceKVCache(device, self.device_config.cpu_tier, manifest.kv_cache, block_size)
+        if dtype == "auto":
             return available.default(manifest.architecture.dtype)
-        dtype = "fp8_e4m3" if asked == "fp8" else str(asked)
-        available.check(dtype)
-        return dtype
+        return available.checked("fp8_e4m3" if dtype == "fp8" else dtype)
 
 
 # --- flat names -----------------------------------------------------------------------------------------------------

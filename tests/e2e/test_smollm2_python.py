@@ -46,7 +46,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM, texts: list[str]) 
     "options",
     [
         {"max_num_batched_tokens": 7, "max_num_seqs": 7},
-        {"num_gpu_blocks_override": 34, "block_size": 4, "max_model_len": 128},
+        {"num_gpu_blocks_override": 10, "max_model_len": 128},
         {"num_threads": 1, "enable_prefix_caching": False},
     ],
     ids=["chunks_of_7", "preemption", "one_thread"],

@@ -44,7 +44,7 @@ def test_batches_prefix_hits_and_preemptions_change_no_bit(
     roomy = AsyncLLM(smollm2_path, max_model_len=64, enable_prefix_caching=False)
     expected = asyncio.run(alone(start_server(roomy).url))
     roomy.shutdown()
-    small = AsyncLLM(smollm2_path, max_model_len=64, block_size=4, num_gpu_blocks_override=40)
+    small = AsyncLLM(smollm2_path, max_model_len=64, num_gpu_blocks_override=11)
     answers = asyncio.run(together(start_server(small, enable_prompt_tokens_details=True).url))
     stats = small.get_stats()
     small.shutdown()

@@ -55,8 +55,8 @@ def test_throughput_counts_every_token(bench: Bench) -> None:
 
 
 def test_async_engine_shows_the_gaps_between_tokens(bench: Bench) -> None:
-    result = bench("throughput", "--num-prompts", 3, "--input-len", 8, "--output-len", 32, "--async-engine")
-    assert result["total_output_tokens"] == 96
+    result = bench("throughput", "--num-prompts", 3, "--input-len", 8, "--output-len", 200, "--async-engine")
+    assert result["total_output_tokens"] == 600
     assert result["mean_itl_ms"] > 0
 
 
