@@ -190,53 +190,74 @@ inline uint64_t bits_of(Visible keys) {
   return keys.none() ? 0 : below(keys.end) & ~below(keys.begin);
 }
 
-// Softmax of a tile's scores for kRows rows from `row` on, as softmax_rows does it, all in registers: new running
-// maxima and sums, what was there before rescaled. `weights`: exp(score - maximum) times the value's scale, as integers
-// whose sum is kInt16Max; `steps`: what one of a row's is. Rows that see nothing get zeros.
+// Softmax of a tile's scores, as softmax_rows does it: new running maxima and sums, what was there before rescaled.
+// `weights`: exp(score - maximum) times the value's scale, as integers whose sum is kInt16Max; `steps`: what one of a
+// row's is. Rows that see nothing get zeros. Each pass is over all rows, so that none waits for the sums of one.
 template <int kRows>
-inline void weigh_rows(const PagedAttentionParams& p, const Visible* keys, const Int16Tile& tile, const float* scores,
+inline void weigh_rows(const PagedAttentionParams& p, const Visible* keys, const Int16Tile& tile, float* scores,
                        const AttentionState& state, int64_t row, int32_t (*weights)[kTilePairs], float* steps) {
   constexpr int kVecs = Int16Tile::kVectors;
-  const auto each = [](const auto& f) { unrolled<kRows>([&](auto r) { unrolled<kVecs>([&](auto v) { f(r, v); }); }); };
   uint64_t visible[kRows];
-  Vec x[kRows][kVecs];
-  float new_max[kRows], rescale[kRows];
-  unrolled<kRows>([&](auto r) { visible[r] = bits_of(keys[r]); });
+  float new_max[kRows];
   const auto lanes = [&](int r, int v) { return static_cast<__mmask16>(visible[r] >> (v * Vec::kWidth)); };
-  each([&](auto r, auto v) { x[r][v] = Vec::load(scores + r * kTileKeys + v * Vec::kWidth); });
-  if (p.soft_cap > 0.0f) {
-    each([&](auto r, auto v) { x[r][v] = mul(Vec::set(p.soft_cap), tanh_of(div(x[r][v], Vec::set(p.soft_cap)))); });
-  }
-  each([&](auto r, auto v) { x[r][v].v = _mm512_mask_mov_ps(_mm512_set1_ps(kMinusInfinity), lanes(r, v), x[r][v].v); });
-  unrolled<kRows>([&](auto r) {
-    const float tile_max = reduce_max(max(max(x[r][0], x[r][1]), max(x[r][2], x[r][3])));
+  for (int r = 0; r < kRows; ++r) {
+    visible[r] = bits_of(keys[r]);
+    float* const x = scores + r * kTileKeys;
+    if (p.soft_cap > 0.0f) {
+      unrolled<kVecs>([&](auto v) {
+        const Vec capped = tanh_of(div(Vec::load(x + v * Vec::kWidth), Vec::set(p.soft_cap)));
+        mul(Vec::set(p.soft_cap), capped).store(x + v * Vec::kWidth);
+      });
+    }
+    if (visible[r] != ~uint64_t{0}) {
+      unrolled<kVecs>([&](auto v) {
+        const __m512 hidden = _mm512_set1_ps(kMinusInfinity);
+        _mm512_storeu_ps(x + v * Vec::kWidth, _mm512_mask_loadu_ps(hidden, lanes(r, v), x + v * Vec::kWidth));
+      });
+    }
+    const auto at = [&](int v) { return Vec::load(x + v * Vec::kWidth); };
+    const float tile_max = reduce_max(max(max(at(0), at(1)), max(at(2), at(3))));
     const float old_max = state.max[row + r];
     new_max[r] = old_max > tile_max ? old_max : tile_max;
-    rescale[r] = old_max - new_max[r];
-  });
-  each([&](auto r, auto v) { x[r][v] = fused_exp_of(sub(x[r][v], Vec::set(new_max[r]))); });
-  unrolled<kRows>([&](auto r) {
-    if (visible[r] == 0) return;
-    const float sum = reduce_add(add(add(x[r][0], x[r][1]), add(x[r][2], x[r][3])));
-    if (rescale[r] == 0.0f) {
-      state.sum[row + r] += sum;
-      return;
-    }
-    const float factor = exp_of(rescale[r]);
-    state.max[row + r] = new_max[r];
-    state.sum[row + r] = state.sum[row + r] * factor + sum;
-    float* acc = state.acc + (row + r) * p.padded_dim;
-    for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) mul(Vec::load(acc + d), Vec::set(factor)).store(acc + d);
-  });
-  each([&](auto r, auto v) {
-    x[r][v].v = _mm512_maskz_mul_ps(lanes(r, v), x[r][v].v, _mm512_loadu_ps(tile.value_scales[v]));
-  });
-  unrolled<kRows>([&](auto r) {
-    const float sum = reduce_add(add(add(x[r][0], x[r][1]), add(x[r][2], x[r][3])));
+  }
+  Vec sums[kRows], scaled_sums[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    Vec x[kVecs];
+    unrolled<kVecs>([&](auto v) {
+      x[v] = fused_exp_of(sub(Vec::load(scores + r * kTileKeys + v * Vec::kWidth), Vec::set(new_max[r])));
+    });
+    sums[r] = add(add(x[0], x[1]), add(x[2], x[3]));
+    unrolled<kVecs>([&](auto v) {
+      x[v].v = _mm512_maskz_mul_ps(lanes(r, v), x[v].v, _mm512_loadu_ps(tile.value_scales[v]));
+      x[v].store(scores + r * kTileKeys + v * Vec::kWidth);
+    });
+    scaled_sums[r] = add(add(x[0], x[1]), add(x[2], x[3]));
+  }
+  float inverses[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const float sum = reduce_add(scaled_sums[r]);
     steps[r] = sum / kInt16Max;
-    const Vec inverse = Vec::set(sum > kTiny ? kInt16Max / sum : 0.0f);
-    unrolled<kVecs>([&](auto v) { store_int16(mul(x[r][v], inverse), weights[r] + v * (Vec::kWidth / 2)); });
-  });
+    inverses[r] = sum > kTiny ? kInt16Max / sum : 0.0f;
+  }
+  for (int r = 0; r < kRows; ++r) {
+    unrolled<kVecs>([&](auto v) {
+      const Vec x = mul(Vec::load(scores + r * kTileKeys + v * Vec::kWidth), Vec::set(inverses[r]));
+      store_int16(x, weights[r] + v * (Vec::kWidth / 2));
+    });
+  }
+  for (int r = 0; r < kRows; ++r) {
+    if (visible[r] == 0) continue;
+    const float sum = reduce_add(sums[r]), old_max = state.max[row + r];
+    if (new_max[r] == old_max) {
+      state.sum[row + r] += sum;
+      continue;
+    }
+    const float rescale = exp_of(old_max - new_max[r]);
+    state.max[row + r] = new_max[r];
+    state.sum[row + r] = state.sum[row + r] * rescale + sum;
+    float* acc = state.acc + (row + r) * p.padded_dim;
+    for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) mul(Vec::load(acc + d), Vec::set(rescale)).store(acc + d);
+  }
 }
 
 // acc[r][d] += steps[r] * sum over the keys of the vectors in `any` of weight j * value j [d], for kVecs vectors of d.
@@ -290,10 +311,7 @@ inline void attend_rows_int16(const PagedAttentionParams& p, const AttentionItem
   score(p, q, tile, ahead, 0, scores);
   int32_t weights[kRows][kTilePairs];
   float steps[kRows];
-  constexpr int kTogether = kRows % 3 == 0 ? 3 : kRows % 2 == 0 ? 2 : 1;  // as many as there are registers for
-  for (int r = 0; r < kRows; r += kTogether) {
-    weigh_rows<kTogether>(p, keys + r, tile, scores + r * kTileKeys, state, row + r, weights + r, steps + r);
-  }
+  weigh_rows<kRows>(p, keys, tile, scores, state, row, weights, steps);
   constexpr int64_t kBlockDims = Vec::kBlock * Vec::kWidth;
   float* const acc = state.acc + row * p.padded_dim;
   int64_t d = 0;
