@@ -152,7 +152,7 @@ inline Int16Tile int16_tile(const PagedAttentionParams& p, const AttentionItem& 
 // scores[r][j] = the product of query r and key j, for kVecs vectors of keys from vector `c` on. `ahead`: the tile
 // whose keys are fetched in passing, or null.
 template <int kRows, int kVecs>
-inline void int16_scores(const PagedAttentionParams& p, const int32_t* const* queries, const Int16Tile& tile,
+inline void int16_scores(const PagedAttentionParams& p, const float* const* queries, const Int16Tile& tile,
                          const Int16Tile* ahead, int64_t c, float* scores) {
   Int32s sums[kRows][kVecs];
   unrolled<kRows>([&](auto r) { unrolled<kVecs>([&](auto v) { sums[r][v] = Int32s{}; }); });
@@ -164,7 +164,7 @@ inline void int16_scores(const PagedAttentionParams& p, const int32_t* const* qu
       unrolled<kVecs>([&](auto v) { __builtin_prefetch(ahead->keys[c + v] + i * p.block_size, 0, 2); });
     }
     unrolled<kRows>([&](auto r) {
-      const __m512i q = _mm512_set1_epi32(queries[r][i]);
+      const __m512i q = _mm512_set1_epi32(reinterpret_cast<const int32_t*>(queries[r])[i]);
       unrolled<kVecs>([&](auto v) { sums[r][v] = add_products(sums[r][v], k[v], q); });
     });
   }
@@ -175,10 +175,8 @@ inline void int16_scores(const PagedAttentionParams& p, const int32_t* const* qu
     });
   }
   unrolled<kRows>([&](auto r) {
-    float query_scale;
-    std::memcpy(&query_scale, queries[r] + pairs, sizeof(float));
     unrolled<kVecs>([&](auto v) {
-      const Vec scale = mul(Vec::load(tile.key_scales[c + v]), Vec::set(query_scale));
+      const Vec scale = mul(Vec::load(tile.key_scales[c + v]), Vec::set(queries[r][pairs]));
       mul(to_floats(sums[r][v]), scale).store(scores + r * kTileKeys + v * Vec::kWidth);
     });
   });
@@ -248,12 +246,12 @@ inline void weigh_rows(const PagedAttentionParams& p, const Visible* keys, const
   for (int r = 0; r < kRows; ++r) {
     if (visible[r] == 0) continue;
     const float sum = reduce_add(sums[r]), old_max = state.max[row + r];
-    if (new_max[r] == old_max) {
+    state.max[row + r] = new_max[r];
+    if (new_max[r] == old_max || old_max == kMinusInfinity) {  // which nothing was summed with
       state.sum[row + r] += sum;
       continue;
     }
     const float rescale = exp_of(old_max - new_max[r]);
-    state.max[row + r] = new_max[r];
     state.sum[row + r] = state.sum[row + r] * rescale + sum;
     float* acc = state.acc + (row + r) * p.padded_dim;
     for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) mul(Vec::load(acc + d), Vec::set(rescale)).store(acc + d);
@@ -295,23 +293,17 @@ template <int kRows>
 inline void attend_rows_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t row, int64_t tile_start,
                               const Int16Tile& tile, const Int16Tile* ahead, const float* queries, float* scores,
                               const AttentionState& state) {
-  const int32_t* q[kRows];
-  Visible keys[kRows];
-  Visible any{kTileKeys, 0};
-  unrolled<kRows>([&](auto r) {
-    q[r] = reinterpret_cast<const int32_t*>(query_of_row(p, item, row + r, queries));
-    keys[r] = visible_keys(p, item.first_position + (row + r) / p.group, tile_start);
-    any = any.with(keys[r]);
-  });
+  const RowTile<kRows> rows(p, item, row, tile_start, queries);
+  const Visible any = rows.any;
   if (any.none()) return;
   constexpr int kHalf = Vec::kBlock / 2;
   constexpr int64_t kBlockKeys = Vec::kBlock * Vec::kWidth;
   static_assert(kBlockKeys == kTileKeys);
   const auto score = any.end > kHalf * Vec::kWidth ? int16_scores<kRows, Vec::kBlock> : int16_scores<kRows, kHalf>;
-  score(p, q, tile, ahead, 0, scores);
+  score(p, rows.queries, tile, ahead, 0, scores);
   int32_t weights[kRows][kTilePairs];
   float steps[kRows];
-  weigh_rows<kRows>(p, keys, tile, scores, state, row, weights, steps);
+  weigh_rows<kRows>(p, rows.keys, tile, scores, state, row, weights, steps);
   constexpr int64_t kBlockDims = Vec::kBlock * Vec::kWidth;
   float* const acc = state.acc + row * p.padded_dim;
   int64_t d = 0;

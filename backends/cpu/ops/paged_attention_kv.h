@@ -13,40 +13,40 @@ using trivet::PagedAttentionParams;
 
 // --- Step 1: queries, and keys and values into the cache ---------------------------------------------------------
 
-// Rotates the first rotary_dim elements of a head; cos and sin hold rotary_dim / 2 values each.
-inline void rotate(const PagedAttentionParams& p, const float* cos_sin, float* x) {
+// Rotates the first rotary_dim elements of a head from x to y, which may be the same; cos and sin hold rotary_dim / 2
+// values each.
+inline void rotate(const PagedAttentionParams& p, const float* cos_sin, const float* x, float* y) {
   const int64_t half = p.rotary_dim / 2;
   const float* cosines = cos_sin;
   const float* sines = cos_sin + half;
+  if (x != y) {
+    for (int64_t i = p.rotary_dim; i < p.head_dim; ++i) y[i] = x[i];
+  }
   if (p.rope_interleaved) {
     for (int64_t i = 0; i < half; ++i) {
       const float a = x[2 * i], b = x[2 * i + 1];
-      x[2 * i] = a * cosines[i] - b * sines[i];
-      x[2 * i + 1] = b * cosines[i] + a * sines[i];
+      y[2 * i] = a * cosines[i] - b * sines[i];
+      y[2 * i + 1] = b * cosines[i] + a * sines[i];
     }
     return;
   }
   int64_t i = 0;
   for (; i + Vec::kWidth <= half; i += Vec::kWidth) {
     const Vec a = Vec::load(x + i), b = Vec::load(x + half + i), c = Vec::load(cosines + i), s = Vec::load(sines + i);
-    sub(mul(a, c), mul(b, s)).store(x + i);
-    add(mul(b, c), mul(a, s)).store(x + half + i);
+    sub(mul(a, c), mul(b, s)).store(y + i);
+    add(mul(b, c), mul(a, s)).store(y + half + i);
   }
   for (; i < half; ++i) {
     const float a = x[i], b = x[half + i];
-    x[i] = a * cosines[i] - b * sines[i];
-    x[half + i] = b * cosines[i] + a * sines[i];
+    y[i] = a * cosines[i] - b * sines[i];
+    y[half + i] = b * cosines[i] + a * sines[i];
   }
 }
 
 inline void normalise_and_rotate(const PagedAttentionParams& p, const float* x, const float* norm, const float* cos_sin,
                                  float* y) {
-  if (norm != nullptr) {
-    rms_norm_row(x, norm, p.head_dim, p.norm_eps, y);
-  } else {
-    for (int64_t i = 0; i < p.head_dim; ++i) y[i] = x[i];
-  }
-  rotate(p, cos_sin, y);
+  if (norm != nullptr) rms_norm_row(x, norm, p.head_dim, p.norm_eps, y);
+  rotate(p, cos_sin, norm != nullptr ? y : x, y);
 }
 
 // The keys of one head in a block, [head_dim, block_size]; its values, [block_size, head_dim], follow them. A layer's

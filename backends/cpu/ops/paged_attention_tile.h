@@ -133,26 +133,35 @@ inline void softmax_rows(const PagedAttentionParams& p, Visible any, const Visib
   }
 }
 
-inline const float* query_of_row(const PagedAttentionParams& p, const AttentionItem& item, int64_t row,
-                                 const float* queries) {
-  const int64_t token = item.first_token + row / p.group, head = item.kv_head * p.group + row % p.group;
-  return queries + (token * p.num_heads + head) * p.query_stride;
-}
+// Queries and visible keys of kRows rows from `row` on.
+template <int kRows>
+struct RowTile {
+  const float* queries[kRows];
+  Visible keys[kRows];
+  Visible any{kTileKeys, 0}, all{0, kTileKeys};
+
+  RowTile(const PagedAttentionParams& p, const AttentionItem& item, int64_t row, int64_t tile_start,
+          const float* prepared) {
+    int64_t token = row / p.group, head = row % p.group;
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t query = (item.first_token + token) * p.num_heads + item.kv_head * p.group + head;
+      queries[r] = prepared + query * p.query_stride;
+      keys[r] = visible_keys(p, item.first_position + token, tile_start);
+      any = any.with(keys[r]);
+      all = {keys[r].begin > all.begin ? keys[r].begin : all.begin, keys[r].end < all.end ? keys[r].end : all.end};
+      if (++head == p.group) head = 0, ++token;
+    }
+  }
+};
 
 // Rows [row, row + kRows) of the item against a tile. `ahead`: the tile that is fetched in passing, or null.
 template <int kRows, class T>
 inline void attend_rows(const PagedAttentionParams& p, const AttentionItem& item, int64_t row, int64_t tile_start,
                         const Tile<T>& tile, const Tile<T>* ahead, const float* queries, float* scores,
                         const AttentionState& state) {
-  const float* q[kRows];
-  Visible keys[kRows];
-  Visible any{kTileKeys, 0}, all{0, kTileKeys};
-  for (int r = 0; r < kRows; ++r) {
-    q[r] = query_of_row(p, item, row + r, queries);
-    keys[r] = visible_keys(p, item.first_position + (row + r) / p.group, tile_start);
-    any = any.with(keys[r]);
-    all = {keys[r].begin > all.begin ? keys[r].begin : all.begin, keys[r].end < all.end ? keys[r].end : all.end};
-  }
+  RowTile<kRows> rows(p, item, row, tile_start, queries);
+  const auto& [q, keys, any, all_keys] = rows;
+  Visible all = all_keys;
   constexpr int kHalf = Vec::kBlock / 2;
   constexpr int64_t kBlockKeys = Vec::kBlock * Vec::kWidth;
   for (int64_t j = any.begin / kBlockKeys * kBlockKeys; j < any.end; j += kBlockKeys) {
