@@ -140,7 +140,10 @@ def own_engine() -> EngineSpec:
 def running(
     specs: Sequence[EngineSpec], paths: Mapping[str, Path], *, threads: int, context: int
 ) -> Iterator[tuple[list[EngineProcess], dict[str, dict[str, Any]]]]:
-    """The engines with their models loaded, and the answers to `load` by name; they end with the block."""
+    """The engines with their models loaded, and the answers to `load` by name; they end with the block.
+
+    Trivet's answer has its `cost`, too.
+    """
     with tempfile.TemporaryDirectory(prefix="trivet-bench-") as folder:
         engines: list[EngineProcess] = []
         loaded: dict[str, dict[str, Any]] = {}
@@ -149,6 +152,8 @@ def running(
                 engine = EngineProcess(spec, log=Path(folder) / f"{spec.name}.log")
                 engines.append(engine)
                 loaded[spec.name] = engine.ask("load", model=str(paths[spec.name]), threads=threads, context=context)
+                if spec.name == "trivet":
+                    loaded[spec.name]["cost"] = engine.ask("cost")
             yield engines, loaded
         finally:
             for engine in engines:

@@ -119,6 +119,9 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
                     )
                     engine.ask("first_token", tokens=options.fill)
                 engines[spec.name] = dict(watch.most)
+                if spec.name == "trivet":
+                    cost = cost_of(loaded | {"cost": engine.ask("cost")})
+                    kv_bytes = cost["kv_bytes_per_token"] * options.context
             except EngineError as error:
                 if spec.name == "trivet":
                     raise
@@ -127,9 +130,6 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
             finally:
                 if engine is not None:
                     engine.close()
-        if spec.name == "trivet":
-            cost = cost_of(loaded)
-            kv_bytes = cost["kv_bytes_per_token"] * options.context
     return {"engines": engines, "kv_bytes": kv_bytes, "fill": options.fill}
 
 

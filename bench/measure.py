@@ -63,9 +63,8 @@ def refuse_noise(*, allowed: bool) -> float:
 
 
 def cost_of(loaded: dict[str, Any]) -> dict[str, Any]:
-    """What the limits are compared with, from trivet's answer to `load`."""
-    settings = loaded["settings"]
-    return {**settings["cost"], "kv_cache_dtype": settings["kv_cache_dtype"]}
+    """What the limits are compared with, from trivet's answers to `load` and `cost`."""
+    return {**loaded["cost"], "kv_cache_dtype": loaded["settings"]["kv_cache_dtype"]}
 
 
 def measure_cell(cell: Cell, engines: Sequence[EngineProcess], rounds: int, *, repeats_noisy: bool) -> dict[str, Runs]:

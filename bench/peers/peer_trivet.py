@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trivet
 from protocol import serve, token_ids
-from trivet import LLM, AsyncLLM, SamplingParams
+from trivet import LLM, SamplingParams
 from trivet.runtime.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from trivet import AsyncLLM
 
 
 class Trivet:
@@ -19,7 +23,7 @@ class Trivet:
         self._options: dict[str, Any] = {"num_threads": threads, "max_model_len": context}
         self._model = model
         self._engine: LLM | AsyncLLM | None = None
-        self._loop = asyncio.Runner()
+        self._runner: Any = None
         start = time.perf_counter()
         llm = self._llm()
         seconds = time.perf_counter() - start
@@ -28,15 +32,14 @@ class Trivet:
             "kv_cache_dtype": llm.config.cache_config.cache_dtype,
             "activation_dtype": llm.config.device_config.activation_dtype,
             "max_num_batched_tokens": llm.config.scheduler_config.max_num_batched_tokens,
-            "cost": self._cost(llm),
         }
         return {"version": trivet.__version__, "settings": settings, "seconds": seconds}
 
-    def _cost(self, llm: LLM) -> dict[str, int]:
-        """What the limits are compared with: the bytes that a token reads and the multiplications it needs."""
+    def cost(self) -> dict[str, int]:
+        """The bytes that a token reads and the multiplications it needs; no part of a start, so no part of `load`."""
         from trivet.exporters.checkpoint import open_checkpoint
 
-        manifest = llm.manifest
+        manifest = self._llm().manifest
         source = Path(manifest.source_dir)
         names = [item.name for item in manifest.sources]
         checkpoint = open_checkpoint(source / names[0] if names[0].endswith(".gguf") else source)
@@ -62,10 +65,19 @@ class Trivet:
         return self._engine
 
     def _async_llm(self) -> AsyncLLM:
+        from trivet import AsyncLLM  # here, as asyncio below: a start of LLM needs neither
+
         if not isinstance(self._engine, AsyncLLM):
             self._close()
             self._engine = AsyncLLM(self._model, **self._options)
         return self._engine
+
+    def _run(self, coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        import asyncio
+
+        self._runner = self._runner or asyncio.Runner()
+        result: dict[str, Any] = self._runner.run(coroutine)
+        return result
 
     def _close(self) -> None:
         if self._engine is not None:
@@ -97,7 +109,7 @@ class Trivet:
     def concurrent(self, *, requests: int, prompt: int, output: int, seed: int) -> dict[str, Any]:
         self._async_llm().reset_prefix_cache()  # other cells have some of these prompts
         prompts = [token_ids(prompt, seed * 1000 + index, self._vocab_size) for index in range(requests)]
-        return self._loop.run(self._all_at_once(prompts, output))
+        return self._run(self._all_at_once(prompts, output))
 
     def shared_prefix(
         self, *, requests: int, prefix: int, tail: int, output: int, seed: int, warm: bool
@@ -107,13 +119,15 @@ class Trivet:
         engine = self._async_llm()
         engine.reset_prefix_cache()
         if warm:
-            self._loop.run(self._all_at_once([[*common, 1000]], 1))
+            self._run(self._all_at_once([[*common, 1000]], 1))
         before = engine.get_stats()["num_computed_tokens"]
-        result = self._loop.run(self._all_at_once(prompts, output))
+        result = self._run(self._all_at_once(prompts, output))
         computed = engine.get_stats()["num_computed_tokens"] - before
         return result | {"prompt_tokens_computed": computed - result["tokens"] + requests}
 
     async def _all_at_once(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
+        import asyncio
+
         engine = self._async_llm()
         start = time.perf_counter()
         arrivals = await asyncio.gather(*(self._follow(engine, prompt, output) for prompt in prompts))

@@ -10,6 +10,7 @@ seconds, token ids are given, every answer is greedy and of exactly the asked le
     concurrent    requests, prompt, output, seed     -> seconds, tokens, ttft[], itl[] (all there at once)
     shared_prefix requests, prefix, tail, output, seed, warm -> the same, and prompt_tokens_computed (None = not known)
     memory                                           -> peak_rss, anonymous_rss (bytes)
+    cost                                             -> what the machine's limits are compared with (trivet only)
 """
 
 from __future__ import annotations
