@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ def _cpu_library() -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.trivet_cpu_merge_byte_pairs.argtypes = [ctypes.POINTER(BytePairTables), pointer, pointer, ctypes.c_int64]
     library.trivet_cpu_merge_byte_pairs.restype = ctypes.c_int64
+    library.trivet_cpu_map_cached_pages.argtypes = [pointer, ctypes.c_int64, ctypes.POINTER(ctypes.c_int32)]
+    library.trivet_cpu_map_cached_pages.restype = None
     return library
 
 
@@ -99,3 +102,14 @@ def merge_byte_pairs(tables: BytePairTables, ids: list[int], words: NDArray[np.f
         raise MemoryError("no memory to tokenise with")
     found: list[int] = merged[:count].tolist()
     return found
+
+
+def map_cached_pages(arrays: Sequence[NDArray[np.uint8]], stop: ctypes.c_int32) -> None:
+    """Touch the mapped files below `arrays` where the page cache holds them, in order; see cpu/cached_pages.h.
+
+    Other threads run meanwhile; it ends early when one of them sets `stop` to another value than 0.
+    """
+    import numpy as np
+
+    ranges = np.array([(array.ctypes.data, array.nbytes) for array in arrays], np.uintp)
+    _cpu_library().trivet_cpu_map_cached_pages(ranges.ctypes.data, len(ranges), stop)

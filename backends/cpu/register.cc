@@ -12,6 +12,7 @@
 #include "../common/ort_op.h"
 #include "../common/session_options.h"
 #include "byte_pairs.h"
+#include "cached_pages.h"
 #include "dispatch.h"
 #include "features.h"
 #include "ops/embed_tokens.h"
@@ -163,4 +164,10 @@ TRIVET_EXPORT int64_t trivet_cpu_merge_byte_pairs(const trivet::BytePairTables* 
   } catch (const std::bad_alloc&) {
     return -1;
   }
+}
+
+// See cached_pages.h. `ranges`: addresses and sizes in turn. Returns when all is mapped, or soon after *stop is set.
+TRIVET_EXPORT void trivet_cpu_map_cached_pages(const trivet::MemoryRange* ranges, int64_t count,
+                                               const std::atomic<int32_t>* stop) {
+  trivet::map_cached_pages(ranges, static_cast<size_t>(count), *stop);
 }

@@ -32,17 +32,20 @@ class CpuSession:
 
     def __init__(self, model: bytes, settings: SessionSettings) -> None:
         """num_threads None = the physical cores that this process may use. Raises BackendError subclasses."""
-        import onnxruntime as ort
-
         self.tier = select_tier(settings.cpu_tier)
         self.num_threads = settings.num_threads or int(probe_cpu()["num_threads"])
         self._weight_values: list[tuple[Any, NDArray[np.uint8]]] = []  # the session refers to them
         self._weights = WeightFiles([Path(settings.source_dir) / name for name in settings.source_names])
         try:
-            self._session = self._open(model, settings)
+            with translated(SessionCreateError, "cannot load the model"):
+                weights = [(tensor, self._weights.array(tensor)) for tensor in external_tensors(model)]
+            self._weights.map_ahead([array for tensor, array in weights if not tensor.is_looked_up])
+            self._session = self._open(model, settings, {tensor.name: array for tensor, array in weights})
         except BaseException:
             self._weights.close()
             raise
+        import onnxruntime as ort
+
         self.input_names = [value.name for value in self._session.get_inputs()]
         self.output_names = [value.name for value in self._session.get_outputs()]
         self._step_inputs = [name for name in self.input_names if name not in KV_INPUTS]
@@ -55,7 +58,7 @@ class CpuSession:
         self._kv_values: tuple[Any, Any] | None = None
         self._kv_layers: list[NDArray[np.uint8]] = []  # [num_blocks, bytes], views of the cache
 
-    def _open(self, model: bytes, settings: SessionSettings) -> Any:
+    def _open(self, model: bytes, settings: SessionSettings, weights: Mapping[str, NDArray[np.uint8]]) -> Any:
         import onnxruntime as ort
 
         options = session_options(settings.source_dir)
@@ -68,7 +71,7 @@ class CpuSession:
             options.add_session_config_entry(key, value)
         with translated(SessionCreateError, "cannot load the model"):
             options.register_custom_ops_library(str(cpu_library_path()))
-            for name, array in self._weights.arrays(external_tensors(model)):
+            for name, array in weights.items():
                 value = _wrapped(array, f"weight {name!r}")
                 options.add_initializer(name, value)
                 self._weight_values.append((value, array))

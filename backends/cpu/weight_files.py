@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointChangedError, SessionCreateError
+from ..library import map_cached_pages
 from .external_data import ExternalTensor
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ class WeightFiles:
         """Raises SessionCreateError when one cannot be opened or mapped."""
         self._files: list[tuple[Path, int, int]] = []  # path, descriptor, bytes
         self._maps: dict[str, mmap.mmap] = {}  # by file name
+        self._mapping: threading.Thread | None = None  # see map_ahead()
+        self._stop_mapping = ctypes.c_int32(0)
         with ExitStack() as undo:
             undo.callback(self.close)
             for path in paths:
@@ -44,22 +50,26 @@ class WeightFiles:
                     raise SessionCreateError(f"{path}: cannot be opened and mapped: {reason}") from error
             undo.pop_all()
 
-    def arrays(self, tensors: Iterable[ExternalTensor]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """Names and content of tensors, which lies in the maps.
-
-        Raises SessionCreateError for a tensor that is not within one of the files.
-        """
+    def array(self, tensor: ExternalTensor) -> NDArray[np.uint8]:
+        """Its content, which lies in a map. SessionCreateError for a tensor that is not within one of the files."""
         import numpy as np
 
-        for tensor in tensors:
-            weights = self._maps.get(tensor.location)
-            length = int(np.prod(tensor.shape))
-            if weights is None or tensor.offset + length > len(weights):
-                raise SessionCreateError(
-                    f"weight {tensor.name!r}: bytes {tensor.offset} to {tensor.offset + length} of {tensor.location!r} "
-                    "are not in the checkpoint files of this package: export the checkpoint again"
-                )
-            yield tensor.name, np.frombuffer(weights, np.uint8, length, tensor.offset).reshape(tensor.shape)
+        weights, length = self._maps.get(tensor.location), math.prod(tensor.shape)
+        if weights is None or tensor.offset + length > len(weights):
+            raise SessionCreateError(
+                f"weight {tensor.name!r}: bytes {tensor.offset} to {tensor.offset + length} of {tensor.location!r} "
+                "are not in the checkpoint files of this package: export the checkpoint again"
+            )
+        return np.frombuffer(weights, np.uint8, length, tensor.offset).reshape(tensor.shape)
+
+    def map_ahead(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        """Map what the page cache holds of results of array(), in this order, on a thread of its own. Called once.
+
+        A first step that finds no page mapped waits for the system as long as it computes.
+        """
+        arguments = arrays, self._stop_mapping  # which live as long as the thread
+        self._mapping = threading.Thread(target=map_cached_pages, args=arguments, name="trivet-map", daemon=True)
+        self._mapping.start()
 
     def check(self) -> None:
         """Raise CheckpointChangedError when a file is not as long as it was."""
@@ -72,7 +82,10 @@ class WeightFiles:
                 )
 
     def close(self) -> None:
-        """Close the files. A map lives as long as an array of arrays()."""
+        """Close the files. A map lives as long as a result of array()."""
+        if self._mapping is not None:
+            self._stop_mapping.value = 1
+            self._mapping.join()
         self._maps.clear()
         while self._files:
             os.close(self._files.pop()[1])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from trivet.backends.contract.manifest import GRAPH_NAME, read_manifest
 from trivet.backends.cpu.external_data import ExternalTensor, external_tensors
 from trivet.backends.cpu.weight_files import WeightFiles
 from trivet.backends.errors import SessionCreateError
+from trivet.backends.library import map_cached_pages
 from trivet.backends.session import ModelSession
 from trivet.exporters import export
+
+_MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +30,18 @@ def package(tiny: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathF
 
 def test_they_are_what_onnx_reads(package: Path) -> None:
     raw = (package / GRAPH_NAME).read_bytes()
+    graph = onnx.load_model_from_string(raw).graph
     expected = []
-    for tensor in onnx.load_model_from_string(raw).graph.initializer:
+    for tensor in graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             place = {entry.key: entry.value for entry in tensor.external_data}
-            expected.append(ExternalTensor(tensor.name, tuple(tensor.dims), place["location"], int(place["offset"])))
+            readers = {node.op_type for node in graph.node if tensor.name in node.input}
+            expected.append(
+                ExternalTensor(
+                    tensor.name, tuple(tensor.dims), place["location"], int(place["offset"]),
+                    readers == {"EmbedTokens"},
+                )
+            )  # fmt: skip
     assert len({tensor.location for tensor in expected}) > 1
     assert list(external_tensors(raw)) == expected
 
@@ -64,3 +78,44 @@ def test_an_empty_weight_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "weights.gguf").touch()
     with pytest.raises(SessionCreateError, match=r"cannot be opened and mapped: cannot mmap an empty file"):
         WeightFiles([tmp_path / "weights.gguf"])
+
+
+@pytest.mark.parametrize(("tied", "expected"), [(False, ["table"]), (True, [])])
+def test_an_embedding_that_is_the_head_too_is_not_only_looked_up(tied: bool, expected: list[str]) -> None:
+    head = "table" if tied else "head"
+    nodes = [
+        onnx.helper.make_node("EmbedTokens", ["input_ids", "table"], ["hidden"], domain="ai.trivet"),
+        onnx.helper.make_node("LogitsHead", ["hidden", "indices", head], ["logits"], domain="ai.trivet"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], [external_tensor(name) for name in sorted({"table", head})])
+    raw = onnx.helper.make_model(graph).SerializeToString()
+    assert [tensor.name for tensor in external_tensors(raw) if tensor.is_looked_up] == expected
+
+
+def external_tensor(name: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name=name, data_type=onnx.TensorProto.UINT8, dims=[2, 4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "weights.gguf"), ("offset", "0"), ("length", "8")):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(sys.platform != "linux", reason="map_cached_pages does something on Linux only")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_cached_pages_are_mapped_unless_stopped(stopped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "weights.gguf"
+    path.write_bytes(bytes(9 * _MIB))
+    with path.open("rb") as file:
+        content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    assert resident_bytes(path) == 0
+    map_cached_pages([content[: 5 * _MIB], content[5 * _MIB + 7 : 6 * _MIB]], ctypes.c_int32(stopped))
+    assert (resident_bytes(path) >= 6 * _MIB) == (not stopped)
+    assert resident_bytes(path) < 9 * _MIB
+
+
+def resident_bytes(path: Path) -> int:
+    """Of this process's map of a file."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.endswith(str(path)))
+    return 1024 * int(next(line for line in lines if line.startswith("Rss:")).split()[1])
