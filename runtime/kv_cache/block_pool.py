@@ -30,26 +30,41 @@ class KVCacheBlock:
 
 
 class FreeBlockQueue:
-    """Doubly linked list of free blocks, linked through the blocks: O(1) pop, append, prepend and removal anywhere."""
+    """Doubly linked list of free blocks, linked through the blocks: O(1) pop, append, prepend and removal anywhere.
 
-    def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
+    A block is made when it is first given out: there are tens of thousands, and a start needs a few. Those that are yet
+    to be made come after all that was prepended and before all that was appended.
+    """
+
+    def __init__(self, blocks: list[KVCacheBlock], num_blocks: int) -> None:
+        """`blocks`: all that exist, by id, none of them free. Up to `num_blocks` are made, and added to it."""
         self._head = KVCacheBlock(-1)  # sentinels: every real block has two neighbours
+        self._unmade = KVCacheBlock(-1)  # in the place of blocks that are yet to be made
         self._tail = KVCacheBlock(-1)
-        self._head.next_free = self._tail
-        self._tail.prev_free = self._head
-        self.num_free_blocks = 0
-        self.append_n(list(blocks))
+        self._head.next_free = self._tail.prev_free = self._unmade
+        self._unmade.prev_free, self._unmade.next_free = self._head, self._tail
+        self._blocks, self._num_blocks = blocks, num_blocks
+        self.num_free_blocks = num_blocks - len(blocks)
 
-    def __iter__(self) -> Iterator[KVCacheBlock]:
-        """From the next one to be given out to the last."""
+    def ids(self) -> Iterator[int]:
+        """Of the free blocks, from the next one to be given out to the last."""
         block = self._head.next_free
         while block is not None and block is not self._tail:
-            yield block
+            if block is self._unmade:
+                yield from range(len(self._blocks), self._num_blocks)
+            else:
+                yield block.block_id
             block = block.next_free
 
     def popleft(self) -> KVCacheBlock:
         """Raises IndexError when empty."""
         block = self._head.next_free
+        if block is self._unmade:
+            if len(self._blocks) < self._num_blocks:
+                self._blocks.append(KVCacheBlock(len(self._blocks)))
+                self.num_free_blocks -= 1
+                return self._blocks[-1]
+            block = block.next_free
         if block is None or block is self._tail:
             raise IndexError("the free queue is empty")
         self.remove(block)
@@ -98,10 +113,10 @@ class BlockPool:
             raise ValueError(f"num_gpu_blocks is {num_gpu_blocks}; at least 2 are needed (one is the null block)")
         self.num_gpu_blocks = num_gpu_blocks
         self.enable_caching = enable_caching
-        self.blocks = [KVCacheBlock(i) for i in range(num_gpu_blocks)]
-        self.null_block = self.blocks[0]
+        self.null_block = KVCacheBlock(0)
         self.null_block.is_null = True
-        self.free_block_queue = FreeBlockQueue(self.blocks[1:])
+        self.blocks = [self.null_block]  # by id, those that have been needed
+        self.free_block_queue = FreeBlockQueue(self.blocks, num_gpu_blocks)
         # hash -> {block id: block}. Blocks of equal content are kept side by side, never merged: a request's table
         # must not change under it. The first one inserted serves the hits.
         self.cached_block_hash_to_block: dict[bytes, dict[int, KVCacheBlock]] = {}
@@ -205,8 +220,8 @@ class BlockPool:
     # --- check ----------------------------------------------------------------------------------------------------
     def check_integrity(self) -> None:
         """Raises AssertionError when the structure contradicts itself. O(num_gpu_blocks): for tests and idle time."""
-        free = list(self.free_block_queue)
-        free_ids = {block.block_id for block in free}
+        free = list(self.free_block_queue.ids())
+        free_ids = set(free)
         assert len(free_ids) == len(free) == self.free_block_queue.num_free_blocks, "a block is free twice"
         assert self.null_block.block_id not in free_ids, "the null block is free"
         assert self.null_block.block_hash is None, "the null block is cached"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -34,9 +35,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def get_new_blocks(self, n: int) -> None:
         if n > self.pool.get_num_free_blocks():
             return
-        in_order = [b for _, b in zip(range(n), self.pool.free_block_queue, strict=False)]
+        in_order = [*itertools.islice(self.pool.free_block_queue.ids(), n)]
         blocks = self.pool.get_new_blocks(n)
-        assert blocks == in_order
+        assert [block.block_id for block in blocks] == in_order
         assert not any(b in self.holds or b.is_null for b in blocks)
         self.holds += blocks
 

@@ -5,7 +5,7 @@ from trivet.runtime.kv_cache.block_pool import BlockPool
 
 
 def ids(pool: BlockPool) -> list[int]:
-    return [b.block_id for b in pool.free_block_queue]
+    return [*pool.free_block_queue.ids()]
 
 
 def test_the_null_block_is_never_given_out_or_freed() -> None:
@@ -58,8 +58,26 @@ def test_misuse_is_an_error() -> None:
         BlockPool(1, enable_caching=True)
 
 
+def test_blocks_that_were_never_used_come_after_freed_ones_without_a_hash_and_before_cached_ones() -> None:
+    pool = BlockPool(6, enable_caching=True)
+    a, b = pool.get_new_blocks(2)
+    pool.cache_full_blocks([a], [b"x"])
+    pool.free_blocks([a, b])
+    assert [block.block_id for block in pool.get_new_blocks(5)] == [2, 3, 4, 5, 1]
+    assert pool.get_num_free_blocks() == 0
+    pool.check_integrity()
+
+
+def test_a_block_is_made_when_it_is_first_needed() -> None:
+    pool = BlockPool(1 << 40, enable_caching=True)
+    pool.free_blocks(pool.get_new_blocks(2))
+    assert [block.block_id for block in pool.blocks] == [0, 1, 2]
+    assert pool.get_num_free_blocks() == (1 << 40) - 1
+
+
 def test_check_integrity_notices_a_leak() -> None:
     pool = BlockPool(4, enable_caching=True)
+    pool.free_blocks(pool.get_new_blocks(3))
     pool.blocks[2].ref_cnt = 1
     with pytest.raises(AssertionError, match="disagree"):
         pool.check_integrity()

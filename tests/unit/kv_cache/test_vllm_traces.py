@@ -20,7 +20,7 @@ TRACES = Path(__file__).parents[2] / "data" / "vllm_traces"
 
 
 def free_queue_crc(pool: BlockPool) -> int:
-    return zlib.crc32(",".join(str(b.block_id) for b in pool.free_block_queue).encode())
+    return zlib.crc32(",".join(map(str, pool.free_block_queue.ids())).encode())
 
 
 def apply_pool_op(pool: BlockPool, op: str, argument: Any) -> Any:

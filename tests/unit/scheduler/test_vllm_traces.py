@@ -46,7 +46,7 @@ def make_scheduler(w: dict[str, Any]) -> Scheduler:
 
 
 def free_queue_crc(scheduler: Scheduler) -> int:
-    ids = [b.block_id for b in scheduler.kv_cache_manager.block_pool.free_block_queue]
+    ids = [*scheduler.kv_cache_manager.block_pool.free_block_queue.ids()]
     return zlib.crc32(",".join(map(str, ids)).encode())
 
 
