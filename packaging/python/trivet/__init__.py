@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 # onnxruntime >= 1.29 reports home unless this is set before its first import.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+# The threads of NumPy's OpenBLAS spin for 100 ms after its import and after every product, on the cores that kernels
+# need, unless this is set before that import: now for 2^16 cycles.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
 
 if TYPE_CHECKING:
     from .runtime.async_llm import AsyncLLM
