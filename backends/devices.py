@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from .contract.opset import KV_DTYPES
 from .errors import UnsupportedDeviceError
@@ -18,8 +19,7 @@ _WHOLE: Final = 16  # elements of a vector of int16 pairs, and of the pieces in 
 _EXPECTED: Final = "expected auto, float32, float16 or bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChoice:
+class DeviceChoice(msgspec.Struct, frozen=True):
     """Where a model runs on this machine."""
 
     name: str  # "cpu" or "cuda:N"
@@ -50,8 +50,7 @@ def choose_device(device: str, *, require_gpu: bool = False) -> DeviceChoice:
     return DeviceChoice("cpu", f"no GPU can be used: {problem}")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceKVCache:
+class DeviceKVCache(msgspec.Struct, frozen=True):
     """Which types of KV cache there are on a device for a model's layers."""
 
     device: str  # "cpu" or "cuda:N"

@@ -7,9 +7,10 @@ DeviceSession: cpu/session.py, cuda/session.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from .contract.manifest import GRAPH_NAME, Manifest
 from .contract.opset import GRAPH_INPUTS, KV_DTYPES
@@ -27,8 +28,7 @@ __all__ = ["DeviceSession", "ModelSession", "SessionSettings", "describe_cpu"]
 _ACTIVATION_DTYPES = ("auto", "int8", "float32")
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
+class SessionSettings(msgspec.Struct, frozen=True):
     """What a DeviceSession is opened with. A setting that the device does not have is refused there, by name."""
 
     device: str  # "cpu", "cuda" or "cuda:N"

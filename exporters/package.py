@@ -1,4 +1,4 @@
-"""Package folders: content identity, reuse, atomic writing.
+"""What a package is made of, and whether that has changed. A start imports this; package_folder.py writes packages.
 
 A cache entry is named after the model and a digest of everything that the package depends on: the place, size and
 sampled bytes of the weight files, the small files beside them, the options, and this program's version.
@@ -6,36 +6,22 @@ sampled bytes of the weight files, the small files beside them, the options, and
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import glob
 import hashlib
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import Final
 
 from ..backends.contract.byte_pairs import BYTE_PAIRS_NAME
 from ..backends.contract.manifest import (
     CHAT_TEMPLATE_NAME,
     GRAPH_NAME,
-    MANIFEST_NAME,
     SCHEMA_VERSION,
     TOKENIZER_NAME,
     Manifest,
     Source,
-    read_manifest,
-    write_manifest,
 )
 from .errors import CheckpointError, PackageError
-
-if TYPE_CHECKING:
-    import onnx
 
 EXPORTER_VERSION: Final = 4  # raise it when the same checkpoint would give another package
 _HEAD_BYTES: Final = 16 << 20  # hashed whole: holds the header and tensor table of any sane checkpoint
@@ -87,7 +73,7 @@ def entry_name(checkpoint: Path, source_dir: Path, sources: list[Source], tokeni
     if checkpoint.is_dir():
         for name in CHECKPOINT_FILES:
             path = checkpoint / name
-            digest.update(f"{name}\0{_file_digest(path) if path.is_file() else ''}\0".encode())
+            digest.update(f"{name}\0{file_digest(path) if path.is_file() else ''}\0".encode())
     return f"{readable_name(checkpoint)}-{digest.hexdigest()[:16]}"
 
 
@@ -97,7 +83,8 @@ def readable_name(checkpoint: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:60] or "model"
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """sha256 of a whole file, hex."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -115,63 +102,6 @@ def default_cache_dir() -> Path:
     except RuntimeError as error:
         raise PackageError("this user has no home folder to keep packages in; set TRIVET_HOME to a folder") from error
     return base / "trivet" / "packages"
-
-
-@contextlib.contextmanager
-def one_export_at_a_time(source: Path, target: Path) -> Iterator[None]:
-    """Processes that export the same weights take turns, so that the later ones find the package of the first.
-
-    The lock is on the weight file itself: it leaves nothing behind. What a killed export left beside `target` is
-    removed. Where the file system has no locks the exports run side by side, which costs only time.
-    """
-    try:
-        file = source.open("rb")
-    except OSError as error:
-        raise CheckpointError(f"{source}: cannot be read: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            yield
-            return
-        for stale in target.parent.glob(f".{glob.escape(target.name)}.*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        yield
-
-
-def file_table(package_dir: Path) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of the files that the manifest vouches for."""
-    return {
-        name: {"size_bytes": (package_dir / name).stat().st_size, "sha256": _file_digest(package_dir / name)}
-        for name in PACKAGE_FILES
-        if (package_dir / name).is_file()
-    }
-
-
-def is_reusable(package_dir: Path, source_dir: Path, sources: list[Source], verify: bool) -> bool:
-    """True if the folder is whole, undamaged and made from these very files; brings its mtimes up to date."""
-    try:
-        manifest = read_manifest(package_dir)
-        if manifest.extra.get("files") != file_table(package_dir) or GRAPH_NAME not in manifest.extra["files"]:
-            return False
-    except (OSError, ValueError, msgspec.MsgspecError, CheckpointError):
-        return False
-    if Path(manifest.source_dir) != source_dir or (verify and not manifest.verification.performed):
-        return False
-    if [(s.name, s.size_bytes, s.digest) for s in manifest.sources] != [
-        (s.name, s.size_bytes, s.digest) for s in sources
-    ]:
-        return False
-    if manifest.sources != sources:  # touched or copied back, with the same bytes
-        with contextlib.suppress(PackageError):  # in a read-only cache the entry stays as good as it was
-            _replace_manifest(msgspec.structs.replace(manifest, sources=sources), package_dir)
-    return True
-
-
-def _replace_manifest(manifest: Manifest, package_dir: Path) -> None:
-    with _os_errors(package_dir), tempfile.TemporaryDirectory(dir=package_dir, prefix=".new-") as temporary:
-        write_manifest(manifest, Path(temporary))
-        os.replace(Path(temporary) / MANIFEST_NAME, package_dir / MANIFEST_NAME)
 
 
 def check_sources(manifest: Manifest) -> None:
@@ -196,53 +126,3 @@ def check_sources(manifest: Manifest) -> None:
                 f"{path}: the checkpoint file has changed since the export ({source.size_bytes} bytes then, "
                 f"{status.st_size} now, with other content): export it again with `trivet export`"
             )
-
-
-@contextlib.contextmanager
-def _os_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise PackageError(
-            f"cannot write the model package {path}: {reason}; free space there or choose a writable place "
-            f"(--out, or the environment variable TRIVET_HOME)"
-        ) from error
-
-
-@contextlib.contextmanager
-def new_package(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its name when the block ends without an error.
-
-    An older folder of that name is replaced. If another process was faster, its folder is replaced or kept: both hold
-    the same content, and neither is ever seen half written.
-    """
-    with _os_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        with _os_errors(target):
-            yield temporary
-            temporary.chmod(0o755)
-            _move_into_place(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _move_into_place(temporary: Path, target: Path) -> None:
-    for _ in range(100):
-        try:
-            temporary.rename(target)
-            return
-        except OSError:
-            if not target.exists():
-                raise
-        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-        with contextlib.suppress(FileNotFoundError):  # another process moved it away
-            target.rename(old / "package")
-        shutil.rmtree(old, ignore_errors=True)
-    raise PackageError(f"cannot write the model package {target}: other processes keep replacing it; try again")
-
-
-def write_graph(model: onnx.ModelProto, package_dir: Path) -> None:
-    (package_dir / GRAPH_NAME).write_bytes(model.SerializeToString())

@@ -26,16 +26,8 @@ from .architectures.model import Model
 from .checkpoint import Checkpoint, open_checkpoint, weight_paths
 from .errors import CheckpointError, PackageError
 from .generation import read_generation_defaults
-from .package import (
-    default_cache_dir,
-    entry_name,
-    file_table,
-    is_reusable,
-    new_package,
-    one_export_at_a_time,
-    source_of,
-    write_graph,
-)
+from .package import default_cache_dir, entry_name, source_of
+from .package_folder import file_table, is_reusable, new_package, one_export_at_a_time, write_graph
 from .stamp import write_stamp
 
 Progress = Callable[[str, float], None]

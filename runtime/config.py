@@ -7,7 +7,6 @@ generated from the same fields (config_flags.py).
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_type_hints
 
 from .config_fields import ConfigError as ConfigError
 from .config_fields import checked, option, option_metadata, refuse_non_defaults, require
-from .kv_cache.sizing import KVCachePlan, KVSizingRequest, plan_kv_cache
 
 if TYPE_CHECKING:
     from ..backends.contract.manifest import Manifest
     from ..backends.devices import DeviceChoice
+    from .kv_cache.sizing import KVCachePlan, KVSizingRequest
 
 logger = logging.getLogger(__name__)
 
@@ -317,6 +316,7 @@ class EngineConfig:
         KVCacheError, and BackendError for a device that cannot be used or has no such cache.
         """
         from ..backends.devices import free_device_bytes
+        from .kv_cache.sizing import plan_kv_cache
 
         choice = self.device_config.choose()
         request = self._sizing_request(manifest, choice.name)
@@ -346,6 +346,8 @@ class EngineConfig:
         )
 
     def _sizing_request(self, manifest: Manifest, device: str) -> KVSizingRequest:
+        from .kv_cache.sizing import KVSizingRequest
+
         model_max_len = manifest.architecture.max_position_embeddings
         max_model_len = self.model_config.max_model_len
         if max_model_len is not None and max_model_len > model_max_len:
@@ -395,6 +397,8 @@ def _field_of(name: str) -> tuple[str, str, Any]:
         return flat_fields()[name]
     if name in UNSUPPORTED:
         raise ConfigError(f"{name} is not supported: {UNSUPPORTED[name]}")
+    import difflib  # a start that is not refused is faster without
+
     close = difflib.get_close_matches(name, flat_fields(), n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise ConfigError(f"unknown option {name!r}; {hint}Valid options: {', '.join(sorted(flat_fields()))}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from .errors import KVCacheError, ModelLoadError
 
@@ -20,8 +21,7 @@ logger = logging.getLogger(__name__)
 ProgressCallback = Callable[[str, float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     session: ModelSession  # its KV cache is allocated
     config: EngineConfig  # resolved: max_model_len, KV cache plan
 
@@ -94,8 +94,6 @@ def _is_package(path: Path) -> bool:
 
 
 def _read_manifest(package_dir: Path) -> Manifest:
-    import msgspec
-
     from ..backends.contract.manifest import read_manifest
 
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from .errors import InvalidRequestError
 from .outputs import CompletionOutput, FinishReason, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
     from .tokenizer import IncrementalDetokenizer, Tokenizer
 
 
-@dataclass(slots=True)
-class ProcessedOutputs:
+class ProcessedOutputs(msgspec.Struct):
     """Outputs for callers without a collector, and requests that the core must stop (a stop string matched)."""
 
-    request_outputs: list[RequestOutput] = field(default_factory=list)
-    abort_request_ids: list[str] = field(default_factory=list)
+    request_outputs: list[RequestOutput] = []
+    abort_request_ids: list[str] = []
 
 
 class ParentRequest:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from .outputs import FinishReason
@@ -55,8 +55,7 @@ class EngineCoreEventType(StrEnum):
     PREEMPTED = "preempted"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCoreEvent:
+class EngineCoreEvent(msgspec.Struct, frozen=True):
     """A moment in a request's life; `timestamp` is time.monotonic() in seconds."""
 
     type: EngineCoreEventType

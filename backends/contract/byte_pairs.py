@@ -14,16 +14,16 @@ Little-endian, every section at a multiple of 8 bytes, in the order of `sections
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
 from typing import Final, Self
+
+import msgspec
 
 BYTE_PAIRS_NAME: Final = "byte_pairs.bin"
 _MAGIC: Final = b"TRIVETB1"
 _HEADER: Final = struct.Struct("<8s6I")
 
 
-@dataclass(frozen=True, slots=True)
-class BytePairsHeader:
+class BytePairsHeader(msgspec.Struct, frozen=True):
     """The beginning of the file: 8 bytes that name the format, then these numbers as u32."""
 
     num_ids: int  # added tokens included
@@ -44,7 +44,7 @@ class BytePairsHeader:
         return header
 
     def pack(self) -> bytes:
-        return _HEADER.pack(_MAGIC, *astuple(self))
+        return _HEADER.pack(_MAGIC, *msgspec.structs.astuple(self))
 
     def sections(self) -> dict[str, tuple[int, int]]:
         """Name -> (offset, bytes)."""

@@ -7,15 +7,15 @@ the checkpoint. T = scheduled tokens of the step, packed without padding; R = sc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 DOMAIN: Final = "ai.trivet"
 OPSET_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class OpSchema:
+class OpSchema(msgspec.Struct, frozen=True):
     """Names of an op's inputs, outputs and attributes, in order. A name that ends in `?` is optional."""
 
     name: str
@@ -126,7 +126,7 @@ OPS: dict[str, OpSchema] = {
 #   multiples of 16.
 #   CUDA: a block holds all layers; in it a layer starts at element kv_offset * block_size and holds
 #   [2 (K, V), num_kv_heads, block_size, head_dim].
-class KvDtype(NamedTuple):
+class KvDtype(msgspec.Struct, frozen=True):
     """A type of the KV cache's elements."""
 
     code: int

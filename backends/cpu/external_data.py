@@ -36,7 +36,7 @@ def external_tensors(model: bytes) -> Iterator[ExternalTensor]:
     Raises ValueError when `model` is not one, or one of them is not uint8, not as long as its shape says, or lacks its
     file or offset.
     """
-    for data in _Message(memoryview(model)).parts[_GRAPH]:
+    for data in _Message(model).parts[_GRAPH]:
         graph = _Message(data)
         looked_up = _inputs_of("EmbedTokens", graph) - _inputs_of("LogitsHead", graph)
         for initializer in graph.parts[_INITIALIZER]:
@@ -47,9 +47,9 @@ def external_tensors(model: bytes) -> Iterator[ExternalTensor]:
 
 def _inputs_of(op_type: str, graph: _Message) -> set[str]:
     """Names of what the nodes of one op read."""
-    candidates = [node for node in graph.parts[_NODE] if op_type.encode() in bytes(node)]  # to read all takes 2 ms
+    candidates = [node for node in graph.parts[_NODE] if op_type.encode() in node]  # to read all takes 2 ms
     nodes = [node for node in map(_Message, candidates) if node.text(_OP_TYPE) == op_type]
-    return {bytes(name).decode() for node in nodes for name in node.parts[_INPUT]}
+    return {name.decode() for node in nodes for name in node.parts[_INPUT]}
 
 
 def _external_tensor(tensor: _Message, looked_up: set[str]) -> ExternalTensor:
@@ -65,17 +65,17 @@ def _external_tensor(tensor: _Message, looked_up: set[str]) -> ExternalTensor:
 class _Message:
     """A protobuf message's fields by number; wire types other than numbers and bytes are skipped."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: bytes) -> None:
         self.numbers: defaultdict[int, list[int]] = defaultdict(list)
-        self.parts: defaultdict[int, list[memoryview]] = defaultdict(list)
-        at = 0
-        while at < len(data):
-            tag, at = _number(data, at)
+        self.parts: defaultdict[int, list[bytes]] = defaultdict(list)
+        at, end = 0, len(data)
+        while at < end:
+            tag, at = (data[at], at + 1) if data[at] < 0x80 else _number(data, at)  # nearly all numbers are that short
             field, wire_type = tag >> 3, tag & 7
             if wire_type in _FIXED:
                 at += _FIXED[wire_type]
             elif wire_type in (_NUMBER, _BYTES):
-                value, at = _number(data, at)
+                value, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _number(data, at)
                 if wire_type == _NUMBER:
                     self.numbers[field].append(value)
                     continue
@@ -83,17 +83,15 @@ class _Message:
                 at += value
             else:
                 raise ValueError(f"not a graph: wire type {wire_type}")
-        if at != len(data):
+        if at != end:
             raise ValueError("not a graph: a field ends past the end")
 
     def text(self, field: int) -> str:
-        return bytes(self.parts[field][-1]).decode() if field in self.parts else ""
+        return self.parts[field][-1].decode() if field in self.parts else ""
 
 
-def _number(data: memoryview, at: int) -> tuple[int, int]:
+def _number(data: bytes, at: int) -> tuple[int, int]:
     """The varint at `at`, and where it ends."""
-    if at < len(data) and data[at] < 0x80:  # nearly all are that short
-        return data[at], at + 1
     value = shift = 0
     for byte in data[at : at + 10]:
         at += 1

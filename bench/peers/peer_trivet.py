@@ -39,7 +39,8 @@ class Trivet:
         """The bytes that a token reads and the multiplications it needs; no part of a start, so no part of `load`."""
         from trivet.exporters.checkpoint import open_checkpoint
 
-        manifest = self._llm().manifest
+        llm = self._llm()
+        manifest, plan = llm.manifest, llm.config.resolved_plan
         source = Path(manifest.source_dir)
         names = [item.name for item in manifest.sources]
         checkpoint = open_checkpoint(source / names[0] if names[0].endswith(".gguf") else source)
@@ -51,7 +52,7 @@ class Trivet:
         matrices = {name: t for name, t in tensors.items() if len(t.shape) == 2 and name not in tables | heads}
         cost = {
             "weight_bytes_per_token": bytes_per_token,
-            "kv_bytes_per_token": llm.config.resolved_plan.page_size_bytes // llm.config.resolved_plan.block_size,
+            "kv_bytes_per_token": plan.page_size_bytes // plan.block_size,
             "body_macs_per_token": sum(t.num_elements for t in matrices.values()),
             "head_macs_per_token": sum(tensors[name].num_elements for name in heads or tables),
         }

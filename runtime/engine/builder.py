@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from ..config import ConfigError
 from ..model_loader import ProgressCallback, load_model, resolve_package
@@ -38,8 +39,7 @@ _GENERATION_FIELDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
+class EngineParts(msgspec.Struct, frozen=True):
     config: EngineConfig  # resolved
     manifest: Manifest
     tokenizer: Tokenizer
@@ -125,7 +125,8 @@ def _seed_source(config: EngineConfig) -> Callable[[], int]:
     if "seed" in config.explicit:
         source = random.Random(config.model_config.seed)
         return lambda: source.getrandbits(64)
-    return lambda: secrets.randbits(64)
+    system = random.SystemRandom()
+    return lambda: system.getrandbits(64)
 
 
 def _generation_defaults(model_config: ModelConfig, manifest: Manifest) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from ..sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCoreRequest:
+class EngineCoreRequest(msgspec.Struct, frozen=True):
     """One sequence, validated (engine/input_processor.py): the core trusts every field."""
 
     request_id: str  # the core's: unique over the engine's life, unlike the caller's

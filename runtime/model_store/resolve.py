@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from . import gguf_files, locations, store
@@ -126,6 +125,8 @@ def _not_found(model: str, path: Path, bare: bool) -> str:
             place = path
         return f"no model {model!r}: there is no file or folder {place}{hint}"
     names = sorted({*catalogue().models, *(stored.record.name for stored in store.list_models())})
+    import difflib  # a start that finds its model is faster without
+
     close = difflib.get_close_matches(model, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return (

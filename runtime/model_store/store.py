@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,6 +92,8 @@ def remove(model: StoredModel) -> None:
 
     The packages that were exported from it go too: without its weights they are of no use.
     """
+    import shutil  # with its compressors: a start is faster without
+
     with locations.cache_errors(model.directory):
         for package in _packages_of(model.directory):
             shutil.rmtree(package)
@@ -121,6 +122,8 @@ def staging(reference: str) -> Iterator[Path]:
 
 def check_space(folder: Path, needed_bytes: int) -> None:
     """Raise CacheError when the disk of `folder` has not the room; says how much is needed and free."""
+    import shutil
+
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise CacheError(

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import pytest
 from trivet.backends.contract.manifest import GRAPH_NAME, MANIFEST_NAME, TOKENIZER_NAME, read_manifest
-from trivet.exporters import export, package, pipeline
+from trivet.exporters import export, package, package_folder, pipeline
 from trivet.exporters.checkpoint import Checkpoint, open_checkpoint
 from trivet.exporters.errors import CheckpointError, ExportError, PackageError
 
@@ -107,7 +107,7 @@ def test_a_file_replaced_during_the_export_is_named(
     verify: bool, checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(model: onnx.ModelProto, folder: Path) -> None:
-        package.write_graph(model, folder)
+        package_folder.write_graph(model, folder)
         other = checkpoint.with_suffix(".new")
         other.write_bytes(b"\xff" * checkpoint.stat().st_size)  # every weight a NaN
         other.replace(checkpoint)
@@ -203,7 +203,7 @@ def test_concurrent_exports_end_in_one_whole_entry(checkpoint: Path, cache: Path
 def test_exports_of_one_checkpoint_take_turns(checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that waited find the package of the first: none is moved away under a process that is loading it."""
     built: list[object] = []
-    original = package.write_graph
+    original = package_folder.write_graph
 
     def count(model: Any, folder: Path) -> None:
         built.append(model)

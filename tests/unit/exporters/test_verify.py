@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_writers import write_safetensors_file
 from trivet.backends.contract.manifest import read_manifest
-from trivet.exporters import export, package, pipeline
+from trivet.exporters import export, package_folder, pipeline
 from trivet.exporters.errors import ExportError, VerificationError
 from trivet.exporters.verify import TOLERANCE, relative_error
 
@@ -87,7 +87,7 @@ def test_a_wrong_graph_is_refused(
             for item in candidate.attribute:
                 if candidate.op_type == node and item.name == attribute:
                     item.CopyFrom(onnx.helper.make_attribute(attribute, value))
-        package.write_graph(model, folder)
+        package_folder.write_graph(model, folder)
 
     monkeypatch.setattr(pipeline, "write_graph", spoil)
     with pytest.raises(VerificationError, match=message) as caught:
@@ -100,7 +100,7 @@ def test_a_later_layer_is_named(checkpoint: Path, cache: Path, monkeypatch: pyte
     def spoil(model: onnx.ModelProto, folder: Path) -> None:
         node = next(n for n in model.graph.node if n.output[0] == "layers.2.gated")
         next(a for a in node.attribute if a.name == "epilogue").s = b"geglu"
-        package.write_graph(model, folder)
+        package_folder.write_graph(model, folder)
 
     monkeypatch.setattr(pipeline, "write_graph", spoil)
     with pytest.raises(VerificationError, match="layer 2 is the first with a relative error"):
@@ -113,7 +113,7 @@ def test_a_graph_that_fails_while_it_runs_is_refused(
     def spoil(model: onnx.ModelProto, folder: Path) -> None:
         node = next(n for n in model.graph.node if n.op_type == "PagedAttention")
         next(a for a in node.attribute if a.name == "kv_offset").i = 1 << 20
-        package.write_graph(model, folder)
+        package_folder.write_graph(model, folder)
 
     monkeypatch.setattr(pipeline, "write_graph", spoil)
     with pytest.raises(ExportError, match=r"cannot run the exported graph to prove it: step failed: PagedAttention"):

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from trivet.backends.contract.manifest import KVCacheSpec
 from trivet.runtime.errors import KVCacheError
@@ -29,7 +29,7 @@ REQUEST = KVSizingRequest(
 
 
 def plan(free_bytes: int = 64 * GIB, environ: dict[str, str] | None = None, **changes: Any) -> KVCachePlan:
-    return plan_kv_cache(dataclasses.replace(REQUEST, **changes), free_bytes=free_bytes, environ=environ or {})
+    return plan_kv_cache(msgspec.structs.replace(REQUEST, **changes), free_bytes=free_bytes, environ=environ or {})
 
 
 def test_arithmetic() -> None:
