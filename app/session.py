@@ -170,7 +170,7 @@ def load_engine(
     from ..runtime.interrupts import import_native_modules
 
     import_native_modules("msgspec", "numpy")
-    from ..runtime.async_llm import AsyncLLM
+    from .. import AsyncLLM
     from ..runtime.config import EngineConfig, UsageContext
     from ..runtime.model_loader import resolve_package
     from ..runtime.model_store import resolve

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .._garbage import collection_paused
+
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
@@ -38,6 +40,6 @@ def uninterrupted() -> Iterator[None]:
 
 def import_native_modules(*names: str) -> None:
     """Import libraries whose initialisation a KeyboardInterrupt would crash, or turn into an ImportError."""
-    with uninterrupted():
+    with uninterrupted(), collection_paused():
         for name in names:
             importlib.import_module(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ..._garbage import collection_paused
 from ..config import ConfigError
 from ..model_loader import ProgressCallback, load_model, resolve_package
 from ..runner.input_batch import InputBatch
@@ -60,7 +61,8 @@ class EngineParts(msgspec.Struct, frozen=True):
 def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> EngineParts:
     """Load the model and wire scheduler and runner. `core.close()` frees everything."""
     package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
-    with ThreadPoolExecutor(max_workers=1) as beside:  # reading a vocabulary takes as long as opening the session
+    # Reading a vocabulary takes as long as opening the session.
+    with collection_paused(), ThreadPoolExecutor(max_workers=1) as beside:
         tokenizer_loading = beside.submit(_load_tokenizer, package_dir, manifest)
         loaded = load_model(config, package_dir, manifest)
     try:

@@ -34,4 +34,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'trivet' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    from ._garbage import collection_paused
+
+    with collection_paused():
+        return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
