@@ -58,8 +58,14 @@ class DeviceKVCache(msgspec.Struct, frozen=True):
     specs: Sequence[KVCacheSpec]
     block_size: int  # tokens
 
-    def default(self, checkpoint_dtype: str) -> str:
-        """A name of KV_DTYPES for weights of this type: the fastest that is not less exact than the type."""
+    def resolve(self, asked: str, checkpoint_dtype: str) -> str:
+        """The name in KV_DTYPES of a cache that is `asked` for, "auto" and "fp8" included; checkpoint_dtype: "float32",
+        "float16", "bfloat16" or "quantized".
+
+        "auto" is the fastest that is no less exact than the checkpoint's type. Raises UnsupportedDeviceError.
+        """
+        if asked != "auto":
+            return self.checked("fp8_e4m3" if asked == "fp8" else asked)
         if checkpoint_dtype != "float32" and not self._problem("int16_per_token_head"):
             return "int16_per_token_head"
         return checkpoint_dtype if checkpoint_dtype in KV_DTYPES else "float16"

@@ -6,7 +6,7 @@ DeviceSession: cpu/session.py, cuda/session.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
     activation_dtype: str  # "int8" or "float32"
     num_threads: int | None  # None = the device's own choice
     cpu_tier: str | None  # None = the best one
+    meanwhile: Callable[[], None]  # see ModelSession
 
 
 class DeviceSession(Protocol):
@@ -86,12 +87,14 @@ class ModelSession:
         activation_dtype: str = "auto",
         cpu_tier: str | None = None,
         extra_outputs: Sequence[str] = (),
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Load `package_dir`'s graph; weights are mapped from the files in `manifest.source_dir`.
 
         device: "cpu", "cuda" or "cuda:N". num_threads: None = the physical cores that this process may use; it and
         cpu_tier are for the CPU only. activation_dtype: "auto" is "int8".
         extra_outputs: names of inner tensors that run() returns as well (`layers.3.residual`).
+        meanwhile: called once, when what is left to do is nearly all native: starts work for another thread.
         Raises BackendError subclasses.
         """
         if activation_dtype not in _ACTIVATION_DTYPES:
@@ -107,6 +110,7 @@ class ModelSession:
             activation_dtype="int8" if activation_dtype == "auto" else activation_dtype,
             num_threads=num_threads,
             cpu_tier=cpu_tier,
+            meanwhile=meanwhile,
         )
         self._device_name = device
         self._device = open_device_session(_graph_bytes(package_dir / GRAPH_NAME, self._extra_outputs), settings)

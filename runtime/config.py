@@ -346,6 +346,7 @@ class EngineConfig:
         )
 
     def _sizing_request(self, manifest: Manifest, device: str) -> KVSizingRequest:
+        from ..backends.devices import DeviceKVCache
         from .kv_cache.sizing import KVSizingRequest
 
         model_max_len = manifest.architecture.max_position_embeddings
@@ -356,11 +357,12 @@ class EngineConfig:
                 "tokens (max_position_embeddings)"
             )
         cache = self.cache_config
+        available = DeviceKVCache(device, self.device_config.cpu_tier, manifest.kv_cache, cache.block_size)
         share_given = "gpu_memory_utilization" in self.explicit
         return KVSizingRequest(
             kv_cache_specs=manifest.kv_cache,
             block_size=cache.block_size,
-            cache_dtype=self._cache_dtype(manifest, device),
+            cache_dtype=available.resolve(cache.cache_dtype, manifest.architecture.dtype),
             model_max_len=model_max_len,
             max_model_len=max_model_len,
             num_gpu_blocks_override=cache.num_gpu_blocks_override,
@@ -368,16 +370,6 @@ class EngineConfig:
             gpu_memory_utilization=cache.gpu_memory_utilization if share_given else None,
             weight_bytes=sum(source.size_bytes for source in manifest.sources),
         )
-
-    def _cache_dtype(self, manifest: Manifest, device: str) -> str:
-        """A name of KV_DTYPES. Raises UnsupportedDeviceError where the device has no such cache."""
-        from ..backends.devices import DeviceKVCache
-
-        dtype, block_size = str(self.cache_config.cache_dtype), self.cache_config.block_size
-        available = DeviceKVCache(device, self.device_config.cpu_tier, manifest.kv_cache, block_size)
-        if dtype == "auto":
-            return available.default(manifest.architecture.dtype)
-        return available.checked("fp8_e4m3" if dtype == "fp8" else dtype)
 
 
 # --- flat names -----------------------------------------------------------------------------------------------------

@@ -45,8 +45,13 @@ def resolve_package(
     return path, manifest
 
 
-def load_model(config: EngineConfig, package_dir: Path, manifest: Manifest) -> LoadedModel:
-    """Open the package that `resolve_package` found and allocate its KV cache. The caller closes the session."""
+def load_model(
+    config: EngineConfig, package_dir: Path, manifest: Manifest, *, meanwhile: Callable[[], None] = lambda: None
+) -> LoadedModel:
+    """Open the package that `resolve_package` found and allocate its KV cache. The caller closes the session.
+
+    meanwhile: see ModelSession.
+    """
     from ..backends.errors import BackendError, DeviceMemoryError
     from ..backends.session import ModelSession
 
@@ -62,6 +67,7 @@ def load_model(config: EngineConfig, package_dir: Path, manifest: Manifest) -> L
             num_threads=device.num_threads,
             activation_dtype=device.activation_dtype,
             cpu_tier=device.cpu_tier,
+            meanwhile=meanwhile,
         )
     except DeviceMemoryError as exc:
         weights = sum(source.size_bytes for source in manifest.sources)

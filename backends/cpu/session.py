@@ -75,6 +75,7 @@ class CpuSession:
                 value = _wrapped(array, f"weight {name!r}")
                 options.add_initializer(name, value)
                 self._weight_values.append((value, array))
+            settings.meanwhile()
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def allocate_kv_cache(self, num_blocks: int, layer_bytes: Sequence[int], layout: NDArray[np.int32]) -> None:

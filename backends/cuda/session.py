@@ -274,6 +274,7 @@ def _create(device: CudaDevice, model: bytes, settings: SessionSettings) -> onnx
     options = session_options(settings.source_dir)
     options.add_session_config_entry(SESSION_ACTIVATION_DTYPE, settings.activation_dtype)
     device.add_to(options, capture=True)
+    settings.meanwhile()
     session = ort.InferenceSession(model, options)
     session.disable_fallback()
     return session

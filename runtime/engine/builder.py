@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -61,12 +61,16 @@ class EngineParts(msgspec.Struct, frozen=True):
 def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> EngineParts:
     """Load the model and wire scheduler and runner. `core.close()` frees everything."""
     package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
-    # Reading a vocabulary takes as long as opening the session.
+    loading: list[Future[Tokenizer]] = []
     with collection_paused(), ThreadPoolExecutor(max_workers=1) as beside:
-        tokenizer_loading = beside.submit(_load_tokenizer, package_dir, manifest)
-        loaded = load_model(config, package_dir, manifest)
+
+        def load_tokenizer() -> None:
+            loading.append(beside.submit(_load_tokenizer, package_dir, manifest))
+
+        # As long as the session's native half lasts; earlier, the two would only wait for the interpreter in turns.
+        loaded = load_model(config, package_dir, manifest, meanwhile=load_tokenizer)
     try:
-        config, tokenizer = _settle(loaded), tokenizer_loading.result()
+        config, tokenizer = _settle(loaded), loading[0].result()
         generation_defaults = _generation_defaults(config.model_config, manifest)
         block_size, vocab_size = config.cache_config.block_size, manifest.architecture.vocab_size
         scheduler_config = config.scheduler_config

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -321,11 +322,21 @@ def test_arguments_and_files_are_checked(package: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
-    import msgspec
 
     manifest = msgspec.structs.replace(read_manifest(package), source_dir=str(tmp_path))
     with pytest.raises(SessionCreateError, match=read_manifest(package).sources[0].name):
         ModelSession(package, manifest)
+
+
+def test_other_work_is_started_once_before_the_session_is_open(package: Path) -> None:
+    calls: list[str] = []
+    manifest = read_manifest(package)
+    elsewhere = msgspec.structs.replace(manifest, sources=[])
+    with pytest.raises(SessionCreateError, match="not in the checkpoint files"):
+        ModelSession(package, elsewhere, meanwhile=lambda: calls.append("early"))
+    assert calls == []
+    ModelSession(package, manifest, meanwhile=lambda: calls.append("once")).close()
+    assert calls == ["once"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are counted in /proc")

@@ -61,8 +61,11 @@ class ToySession:
     instances: ClassVar[list[ToySession]] = []
     before_run: ClassVar[Callable[[ToySession], None] | None] = None  # failure and latency injection
 
-    def __init__(self, package_dir: Path, manifest: m.Manifest, **options: Any) -> None:
+    def __init__(
+        self, package_dir: Path, manifest: m.Manifest, *, meanwhile: Callable[[], None], **options: Any
+    ) -> None:
         self.options = options
+        meanwhile()
         self.kv: NDArray[np.int64] | None = None
         self.closed = False
         self.interrupted = threading.Event()
