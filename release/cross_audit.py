@@ -10,7 +10,13 @@ from .elf import parse_elf, version_key
 from .macho import parse_macho
 from .pe import parse_pe
 
-EXPORTS = ("RegisterCustomOps", "trivet_cpu_check_tier", "trivet_cpu_describe", "trivet_cpu_merge_byte_pairs")
+EXPORTS = (
+    "RegisterCustomOps",
+    "trivet_cpu_check_tier",
+    "trivet_cpu_describe",
+    "trivet_cpu_map_cached_pages",
+    "trivet_cpu_merge_byte_pairs",
+)
 # Of Windows itself since Windows 7; the C++ runtime is inside.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll"}
 # Of the compiler; an archive brings them.
