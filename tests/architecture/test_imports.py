@@ -142,9 +142,22 @@ def test_public_names_resolve(tmp_path: Path) -> None:
     assert "nonsense" in run_python(code, tmp_path)
 
 
+def test_a_public_name_is_found_once(tmp_path: Path) -> None:
+    """Each time it is looked up, what the program has made would be moved out of the sight of the cycle collector."""
+    code = "import trivet; trivet.SamplingParams; print('SamplingParams' in vars(trivet))"
+    assert run_python(code, tmp_path).strip() == "True"
+
+
 def test_telemetry_is_off(tmp_path: Path) -> None:
     code = "import os, trivet; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     assert run_python(code, tmp_path, ORT_DISABLE_TELEMETRY="0").strip() == "1"
+
+
+def test_openblas_threads_soon_sleep_unless_told_otherwise(tmp_path: Path) -> None:
+    name = "OPENBLAS_THREAD_TIMEOUT"
+    show = f"import trivet; print(os.environ[{name!r}])"
+    assert run_python(f"import os; os.environ.pop({name!r}, None); {show}", tmp_path).strip() == "16"
+    assert run_python(f"import os; {show}", tmp_path, **{name: "20"}).strip() == "20"
 
 
 def test_what_is_imported_is_declared() -> None:

@@ -37,4 +37,6 @@ def __getattr__(name: str) -> Any:
     from ._garbage import collection_paused
 
     with collection_paused():
-        return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+        value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    globals()[name] = value  # later uses do not come here: each pause makes all young garbage old
+    return value

@@ -18,8 +18,8 @@ def collection_paused() -> Iterator[None]:
     if not gc.isenabled() or gc.get_freeze_count() > 0:
         yield
         return
-    gc.disable()
     try:
+        gc.disable()  # in here: a KeyboardInterrupt may come right after it
         yield
     finally:
         gc.freeze()  # together these two move every object to the oldest generation
