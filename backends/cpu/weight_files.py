@@ -6,6 +6,7 @@ import ctypes
 import math
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -65,11 +66,15 @@ class WeightFiles:
     def map_ahead(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Map what the page cache holds of results of array(), in this order, on a thread of its own. Called once.
 
-        A first step that finds no page mapped waits for the system as long as it computes.
+        A first step that finds no page mapped waits for the system as long as it computes. Nothing happens when a file
+        is somebody else's and may not be written to: Linux then says that all of it is cached.
         """
+        if sys.platform != "linux" or not all(_is_writable(path, descriptor) for path, descriptor, _ in self._files):
+            return
         arguments = arrays, self._stop_mapping  # which live as long as the thread
-        self._mapping = threading.Thread(target=map_cached_pages, args=arguments, name="trivet-map", daemon=True)
-        self._mapping.start()
+        thread = threading.Thread(target=map_cached_pages, args=arguments, name="trivet-map", daemon=True)
+        thread.start()
+        self._mapping = thread  # after start(), which may fail: one that never ran cannot be joined
 
     def check(self) -> None:
         """Raise CheckpointChangedError when a file is not as long as it was."""
@@ -89,6 +94,11 @@ class WeightFiles:
         self._maps.clear()
         while self._files:
             os.close(self._files.pop()[1])
+
+
+def _is_writable(path: Path, descriptor: int) -> bool:
+    """Whether this process may write to the file, or could give itself the right to."""
+    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
 def _map_file(descriptor: int) -> mmap.mmap:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from trivet.backends.contract.manifest import GRAPH_NAME, read_manifest
+from trivet.backends.cpu import weight_files
 from trivet.backends.cpu.external_data import ExternalTensor, external_tensors
 from trivet.backends.cpu.weight_files import WeightFiles
 from trivet.backends.errors import SessionCreateError
@@ -112,6 +117,50 @@ def test_cached_pages_are_mapped_unless_stopped(stopped: bool, tmp_path: Path) -
     map_cached_pages([content[: 5 * _MIB], content[5 * _MIB + 7 : 6 * _MIB]], ctypes.c_int32(stopped))
     assert (resident_bytes(path) >= 6 * _MIB) == (not stopped)
     assert resident_bytes(path) < 9 * _MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are mapped ahead on Linux only")
+@pytest.mark.parametrize("fails", [False, True])
+def test_mapping_ahead_ends_with_the_session_and_with_a_load_that_fails(
+    fails: bool, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = threading.Event()
+
+    def map_until_stopped(arrays: list[Any], stop: ctypes.c_int32) -> None:
+        running.set()
+        while not stop.value:
+            time.sleep(0.001)
+
+    def meanwhile() -> None:
+        assert running.wait(10), "nothing is mapped while the session is opened"
+        if fails:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(weight_files, "map_cached_pages", map_until_stopped)
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            ModelSession(package, read_manifest(package), meanwhile=meanwhile)
+    else:
+        ModelSession(package, read_manifest(package), meanwhile=meanwhile).close()
+    assert "trivet-map" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are mapped ahead on Linux only")
+def test_a_file_whose_cached_pages_are_not_told_is_not_mapped_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights.gguf"
+    path.write_bytes(bytes(8))
+    other = path.stat().st_uid + 1
+    calls: list[Any] = []
+    monkeypatch.setattr(weight_files, "map_cached_pages", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    for writable in (False, True):
+        monkeypatch.setattr(os, "access", lambda *arguments, writable=writable: writable)
+        weights = WeightFiles([path])
+        weights.map_ahead([])
+        weights.close()
+        assert len(calls) == writable
 
 
 def resident_bytes(path: Path) -> int:
