@@ -83,7 +83,7 @@ class DeviceKVCache(msgspec.Struct, frozen=True):
             if self.device == "cpu":
                 return f"is for CUDA devices, the model would run on the CPU: {_EXPECTED}"
             if unfit := self._unfit_heads():
-                return f"expected heads of a multiple of {_WHOLE} elements, this model has {unfit}; {_EXPECTED}"
+                return f"needs heads of a multiple of {_WHOLE} elements, this model has {unfit}: {_EXPECTED}"
         return ""
 
     def _int16_problem(self) -> str:
@@ -94,11 +94,11 @@ class DeviceKVCache(msgspec.Struct, frozen=True):
         if (tier := select_tier(self.cpu_tier)) not in _INT16_TIERS:
             return f"needs one of the CPU tiers {', '.join(_INT16_TIERS)}, this is {tier}: {_EXPECTED}"
         if unfit := self._unfit_heads():
-            return f"expected heads of a multiple of {_WHOLE} elements, this model has {unfit}; {_EXPECTED}"
+            return f"needs heads of a multiple of {_WHOLE} elements, this model has {unfit}: {_EXPECTED}"
         if len(sizes := {spec.head_dim for spec in self.specs}) > 1:
-            return f"expected heads of one size in all layers, this model has {sorted(sizes)}; {_EXPECTED}"
+            return f"needs heads of one size in all layers, this model has {sorted(sizes)}: {_EXPECTED}"
         if self.block_size % _WHOLE:
-            return f"expected a block_size that is a multiple of {_WHOLE}, got {self.block_size}; {_EXPECTED}"
+            return f"needs a block_size that is a multiple of {_WHOLE}, got {self.block_size}: {_EXPECTED}"
         return ""
 
     def _unfit_heads(self) -> list[int]:

@@ -23,9 +23,7 @@ logger = logging.getLogger(__name__)
 GIB: Final = 1 << 30
 KV_SPACE_ENV: Final = "TRIVET_CPU_KVCACHE_SPACE"  # GiB
 DEFAULT_MAX_BYTES: Final = 4 * GIB  # of a default-sized cache, unless one sequence needs more
-DEFAULT_MAX_BLOCKS: Final = (
-    1 << 16
-)  # of a default-sized cache: the block pool is made of Python objects, about 1 us each
+DEFAULT_MAX_BLOCKS: Final = 1 << 16  # of a default-sized cache: each block that was ever used is a Python object
 DEFAULT_FRACTION: Final = 0.5  # of the free memory, for a default-sized cache
 LIMIT_FRACTION: Final = 0.92  # of the free memory, up to which a default-sized cache grows to hold one sequence
 
@@ -116,7 +114,11 @@ def plan_kv_cache(
         raise KVCacheError(_too_small_message(request, wanted_len, budget, feasible_len, source))
     plan = KVCachePlan(num_blocks, request.block_size, request.cache_dtype, page, wanted_len)
     logger.info(
-        "KV cache size: %d tokens (%.2f GiB, from %s)", plan.kv_cache_size_tokens, plan.total_bytes / GIB, source
+        "KV cache size: %d tokens in %s (%.2f GiB, from %s)",
+        plan.kv_cache_size_tokens,
+        plan.cache_dtype,
+        plan.total_bytes / GIB,
+        source,
     )
     logger.info("Maximum concurrency for %d tokens per request: %.2fx", plan.max_model_len, plan.max_concurrency)
     return plan

@@ -65,7 +65,7 @@ inline void quantise(const float* x, int64_t n, float factor, int16_t* out) {
   for (int64_t i = 0; i < n; i += Vec::kWidth) store_int16(mul(Vec::load(x + i), Vec::set(factor)), out + i);
 }
 
-// Quantises a query or key and returns what one step of its integers is. Not a number if it has elements that are not.
+// Quantises a query or key and returns what one step of its integers is: not finite if an element is not.
 inline float quantise_by_norm(const float* x, int64_t n, int16_t* out) {
   Vec squares = Vec::set(0.0f);
   for (int64_t i = 0; i < n; i += Vec::kWidth) squares = mul_add(Vec::load(x + i), Vec::load(x + i), squares);
