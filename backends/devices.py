@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .session import DeviceSession, SessionSettings
 
 _INT16_TIERS: Final = ("avx512_vnni",)  # that have a cache of int16_per_token_head
-_WHOLE: Final = 16  # elements of a vector of int16 pairs, and of the pieces in which an fp8 head is copied
+_WHOLE: Final = 16  # what int16 heads and blocks, and fp8 heads, are a multiple of: kernels take so much at a time
 _EXPECTED: Final = "expected auto, float32, float16 or bfloat16"
 
 
@@ -62,7 +62,7 @@ class DeviceKVCache(msgspec.Struct, frozen=True):
         """The name in KV_DTYPES of a cache that is `asked` for, "auto" and "fp8" included; checkpoint_dtype: "float32",
         "float16", "bfloat16" or "quantized".
 
-        "auto" is the fastest that is no less exact than the checkpoint's type. Raises UnsupportedDeviceError.
+        "auto" is the fastest that is about as exact as float16, or what a checkpoint of floats has itself. Raises UnsupportedDeviceError.
         """
         if asked != "auto":
             return self.checked("fp8_e4m3" if asked == "fp8" else asked)

@@ -1,6 +1,6 @@
 // clang-format off: the Vec of the tier comes first
 #include "vec_avx512.h"
-#include "paged_attention_int16.h"
+#include "paged_attention_avx512_vnni_int16.inl"
 // clang-format on
 
 namespace trivet {

@@ -65,13 +65,13 @@ inline void quantise(const float* x, int64_t n, float factor, int16_t* out) {
   for (int64_t i = 0; i < n; i += Vec::kWidth) store_int16(mul(Vec::load(x + i), Vec::set(factor)), out + i);
 }
 
-// Quantises a query or key and returns what one step of its integers is: not finite if an element is not.
+// Quantises a query or key and returns what one step of its integers is: not a number if an element is not finite.
 inline float quantise_by_norm(const float* x, int64_t n, int16_t* out) {
   Vec squares = Vec::set(0.0f);
   for (int64_t i = 0; i < n; i += Vec::kWidth) squares = mul_add(Vec::load(x + i), Vec::load(x + i), squares);
   const float norm = std::sqrt(reduce_add(squares));
   quantise(x, n, norm > kTiny ? kInt16Max / norm : 0.0f, out);
-  return norm / kInt16Max;
+  return norm / kInt16Max + norm * 0.0f;
 }
 
 inline float quantise_by_largest(const float* x, int64_t n, int16_t* out) {
@@ -149,6 +149,13 @@ inline Int16Tile int16_tile(const PagedAttentionParams& p, const AttentionItem& 
 
 // --- Scores, weights, values --------------------------------------------------------------------------------------
 
+// Pair i of a prepared query, in every lane.
+inline __m512i pair_of(const float* query, int64_t i) {
+  int32_t pair;
+  std::memcpy(&pair, query + i, sizeof pair);
+  return _mm512_set1_epi32(pair);
+}
+
 // scores[r][j] = the product of query r and key j, for kVecs vectors of keys from vector `c` on. `ahead`: the tile
 // whose keys are fetched in passing, or null.
 template <int kRows, int kVecs>
@@ -164,7 +171,7 @@ inline void int16_scores(const PagedAttentionParams& p, const float* const* quer
       unrolled<kVecs>([&](auto v) { __builtin_prefetch(ahead->keys[c + v] + i * p.block_size, 0, 2); });
     }
     unrolled<kRows>([&](auto r) {
-      const __m512i q = _mm512_set1_epi32(reinterpret_cast<const int32_t*>(queries[r])[i]);
+      const __m512i q = pair_of(queries[r], i);
       unrolled<kVecs>([&](auto v) { sums[r][v] = add_products(sums[r][v], k[v], q); });
     });
   }
