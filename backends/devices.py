@@ -62,7 +62,8 @@ class DeviceKVCache(msgspec.Struct, frozen=True):
         """The name in KV_DTYPES of a cache that is `asked` for, "auto" and "fp8" included; checkpoint_dtype: "float32",
         "float16", "bfloat16" or "quantized".
 
-        "auto" is the fastest that is about as exact as float16, or what a checkpoint of floats has itself. Raises UnsupportedDeviceError.
+        "auto" is the fastest that is about as exact as float16, or what a checkpoint of floats has itself. Raises
+        UnsupportedDeviceError.
         """
         if asked != "auto":
             return self.checked("fp8_e4m3" if asked == "fp8" else asked)
