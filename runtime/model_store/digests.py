@@ -6,9 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import IO
 
-_CHUNK_BYTES = (
-    2 << 20
-)  # a file that is written in such pieces lies in huge pages where Linux has them for its file system
+# A file that is written in such pieces lies in huge pages, where Linux has them for its file system.
+_CHUNK_BYTES = 2 << 20
 
 
 def copy_hashed(source: IO[bytes], target: Path) -> str:
