@@ -98,6 +98,9 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         hint = suggestion(name, list(COMMANDS)) or f"; the commands are {', '.join(COMMANDS)}"
         raise UsageError(f"unknown command {name!r}{hint}")
+    from ...runtime.interrupts import import_native_modules
+
+    import_native_modules("msgspec")
     command = cast(Command, import_module(f".{name}", __package__))
     parser = ArgumentParser(prog=f"trivet {name}", description=command.DESCRIPTION)
     command.add_arguments(parser)

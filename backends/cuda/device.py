@@ -43,9 +43,9 @@ def library_path() -> Path:
     """Path of libtrivet_cuda; LibraryNotFoundError says why there may be none."""
     if not _LIBRARY.is_file():
         raise LibraryNotFoundError(
-            f"{_LIBRARY} does not exist: this trivet was built without CUDA, as there was not both a CUDA 13 nvcc "
-            "and an NVIDIA GPU of a known SM (CMAKE_ARGS=-DTRIVET_CUDA=ON builds for all of them without a GPU). Build "
-            "trivet again, or use device 'cpu'"
+            f"{_LIBRARY} does not exist: this trivet was built without CUDA, which takes a CUDA 13 nvcc and an "
+            "NVIDIA GPU of a known SM (CMAKE_ARGS=-DTRIVET_CUDA=ON builds for all of them without a GPU). "
+            "Build trivet again, or use device 'cpu'"
         )
     return _LIBRARY
 

@@ -36,6 +36,7 @@ def __getattr__(name: str) -> Any:
 
     from ._garbage import collection_paused
 
+    import_module(".runtime.interrupts", __name__).import_native_modules("msgspec")
     with collection_paused():
         value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
     globals()[name] = value  # later uses do not come here: each pause makes all young garbage old
