@@ -169,7 +169,7 @@ def load_engine(
     """
     from ..runtime.interrupts import import_native_modules
 
-    import_native_modules("msgspec", "numpy")
+    import_native_modules("numpy")
     from .. import AsyncLLM
     from ..runtime.config import EngineConfig, UsageContext
     from ..runtime.model_loader import resolve_package

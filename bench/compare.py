@@ -24,7 +24,7 @@ from cells import FRESH_CELLS, Shape, all_cells
 from engines import EngineError, EngineSpec, own_engine, parse_peer, running
 from fresh import FreshOptions, measure_commands, measure_memory, measure_start
 from limits import LimitsError, describe, measure_limits
-from measure import cell_result, cost_of, measure_cell, refuse_noise
+from measure import cell_result, measure_cell, refuse_noise
 from noise import NUM_CPUS, load_average
 from peer_cache import MODELS, PEERS, default_cache
 from tables import print_cell, print_heading, print_memory, print_start
@@ -216,7 +216,7 @@ class _Comparison:
             result["engines"] = loaded
             for cell in self._cells:
                 runs = measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise)
-                result["cells"][cell.name] = cell_result(cell, runs, cost_of(loaded["trivet"]), limits)
+                result["cells"][cell.name] = cell_result(cell, runs, loaded["trivet"]["cost"], limits)
                 print_cell(cell.name, result["cells"][cell.name])
                 self._save()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import EngineError, EngineProcess, EngineSpec, environment_of
-from measure import MAX_NOISE, cost_of, spread
+from measure import MAX_NOISE, spread
 from noise import Meter
 
 _PROMPT_TOKENS = 16
@@ -114,14 +114,11 @@ def measure_memory(specs: Sequence[EngineSpec], paths: Mapping[str, Path], optio
                 _start(spec, paths[spec.name], options)  # makes what only a first load makes: trivet's package
                 engine = EngineProcess(spec, log=Path(folder) / "log")
                 with MemoryWatch(engine.pid) as watch:
-                    loaded = engine.ask(
-                        "load", model=str(paths[spec.name]), threads=options.threads, context=options.context
-                    )
+                    engine.ask("load", model=str(paths[spec.name]), threads=options.threads, context=options.context)
                     engine.ask("first_token", tokens=options.fill)
                 engines[spec.name] = dict(watch.most)
                 if spec.name == "trivet":
-                    cost = cost_of(loaded | {"cost": engine.ask("cost")})
-                    kv_bytes = cost["kv_bytes_per_token"] * options.context
+                    kv_bytes = engine.ask("cost")["kv_bytes_per_token"] * options.context
             except EngineError as error:
                 if spec.name == "trivet":
                     raise

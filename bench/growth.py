@@ -30,7 +30,7 @@ from compare import (
 )
 from engines import EngineError, EngineSpec, running
 from limits import LimitsError, measure_limits
-from measure import cell_result, cost_of, measure_cell, refuse_noise
+from measure import cell_result, measure_cell, refuse_noise
 
 _CONTEXT, _TOKENS = 128, 64  # of the decode runs
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8191)  # the last one leaves room for its answer in 8192
@@ -125,7 +125,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     context = max(cell.context() for cell in cells)
     with running(specs, paths, threads=threads, context=context) as (engines, loaded):
-        cost, own = cost_of(loaded["trivet"]), limits_of(limits, threads)
+        cost, own = loaded["trivet"]["cost"], limits_of(limits, threads)
         return [
             cell_result(cell, measure_cell(cell, engines, args.rounds, repeats_noisy=not args.allow_noise), cost, own)
             for cell in cells

@@ -237,7 +237,7 @@ def _measure(
     """The cells that fit into the budget, as a model of compare.py's report."""
     from cells import Shape, all_cells
     from engines import running
-    from measure import cell_result, cost_of, measure_cell
+    from measure import cell_result, measure_cell
     from tables import print_cell
 
     label = f"{model.name}, {threads} threads"
@@ -255,7 +255,7 @@ def _measure(
                 continue
             started = time.monotonic()
             runs = measure_cell(cells[name], engines, 2 if threads > 2 else 1, repeats_noisy=False)
-            result["cells"][name] = cell_result(cells[name], runs, cost_of(loaded["trivet"]), limits)
+            result["cells"][name] = cell_result(cells[name], runs, loaded["trivet"]["cost"], limits)
             print_cell(name, result["cells"][name])
             budget.took(name, threads, time.monotonic() - started)
     return result

@@ -62,11 +62,6 @@ def refuse_noise(*, allowed: bool) -> float:
     return noise
 
 
-def cost_of(loaded: dict[str, Any]) -> dict[str, Any]:
-    """What the limits are compared with, from trivet's answers to `load` and `cost`."""
-    return {**loaded["cost"], "kv_cache_dtype": loaded["settings"]["kv_cache_dtype"]}
-
-
 def measure_cell(cell: Cell, engines: Sequence[EngineProcess], rounds: int, *, repeats_noisy: bool) -> dict[str, Runs]:
     """One run each to warm up, then `rounds` times every engine in turn; a noisy run is repeated once.
 

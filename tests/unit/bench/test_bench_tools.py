@@ -51,7 +51,7 @@ def test_parallel_efficiency_is_bounded_by_the_bandwidth(load: Any) -> None:
 def test_growth_is_set_beside_the_limits_of_as_many_threads(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     growth, measure = load("growth"), load("measure")
     cost = {"weight_bytes_per_token": 1e9, "kv_bytes_per_token": 0, "body_macs_per_token": 1e9}
-    loaded = {"cost": cost | {"head_macs_per_token": 0}, "settings": {"kv_cache_dtype": "float16"}}
+    loaded = {"cost": cost | {"head_macs_per_token": 0}}
     running: Any = contextlib.nullcontext(([], {"trivet": loaded}))
     runs = {"trivet": measure.Runs(rates=[5.0], noises=[0.0], answers=[{}])}
     monkeypatch.setattr(growth, "running", lambda *arguments, **settings: running)

@@ -34,7 +34,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 COST = {
     "weight_bytes_per_token": 100_000_000,
     "kv_bytes_per_token": 20_000,
-    "kv_cache_dtype": "float16",
     "body_macs_per_token": 1_000_000,
     "head_macs_per_token": 500_000,
 }
