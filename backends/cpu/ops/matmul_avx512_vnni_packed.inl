@@ -183,7 +183,7 @@ struct StationarySink {
     const uint8_t* fetched = ahead + kTileRows * W::kBytes / W::kBlocks;
     for (int64_t i = 0; i < rows; i++, q += kBlock, d += 4, last += 4, sum += kTileRows) {
       if (ahead < fetched) {
-        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead, 0, 3);
         ahead += 64;
       }
       __m512i dot[2];  // of elements 0-15 and 16-31
@@ -210,7 +210,7 @@ struct StationarySink {
       }
       _mm512_store_ps(sum, total);
     }
-    for (; ahead < fetched; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    for (; ahead < fetched; ahead += 64) __builtin_prefetch(ahead, 0, 3);
   }
 
   TRIVET_INLINE void advance(int count) { x += count * rows * kPackedBytes<S>; }

@@ -13,9 +13,11 @@ namespace trivet {
 namespace {
 
 // The bytes of a tile. Rows are read side by side, a pattern that the hardware prefetcher does not follow, so each load
-// of 16 bytes of 16 rows also prefetches 256 bytes of the tiles that follow in memory. Spread over the loads like that,
-// and two tiles ahead, one core reads 12 to 16 GB/s; bursts reach 10 to 13. Past the last tile nothing is accessed: a
-// prefetch of an unmapped address does nothing.
+// of 16 bytes of 16 rows also prefetches 256 bytes of what follows in memory, into the first-level cache. Spread over
+// the loads like that, a tile and kPrefetchAhead before they are needed, two cores read 82 to 95 % of what plain loads
+// of one stream do (Zen 5); from the second-level cache, two tiles ahead, it is 70 to 92 %. Past the last tile nothing
+// is accessed: a prefetch of an unmapped address does nothing.
+constexpr int64_t kPrefetchAhead = 4096;
 struct Rows {
   // Row r is at base[r / 4] + r % 4 * stride: few enough values for registers, and what x86 addresses can add up.
   const uint8_t* base[4];
@@ -25,13 +27,13 @@ struct Rows {
 
   explicit Rows(const TileArgs& args) : stride(args.row_bytes) {
     for (int i = 0; i < 4; i++) base[i] = args.weight + 4 * i * stride;
-    ahead = reinterpret_cast<uintptr_t>(args.weight) + static_cast<uintptr_t>(2 * kTileRows * stride);
+    ahead = reinterpret_cast<uintptr_t>(args.weight) + static_cast<uintptr_t>(kTileRows * stride + kPrefetchAhead);
   }
 
   TRIVET_INLINE const uint8_t* at(int row, int64_t offset) const { return base[row / 4] + row % 4 * stride + offset; }
 
   TRIVET_INLINE void prefetch_line() {
-    __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 3);
     asm volatile("" ::: "memory");  // the compiler would move the loads between two prefetches away
     ahead += ahead_step;
   }

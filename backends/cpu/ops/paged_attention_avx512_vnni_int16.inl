@@ -16,6 +16,7 @@ namespace {
 // The L2 norm of a query and of a key, the largest element of a value, and the sum of a tile's weights are this at most
 // (and half of a rounding for each element more), so no sum of products comes near 2^31.
 constexpr float kInt16Max = 32767.0f;
+constexpr float kLn2 = 0.693147181f;
 constexpr float kTiny = 1e-30f;  // what is smaller than this is stored as zeros: its inverse may be infinite
 constexpr int64_t kTilePairs = kTileKeys / 2;
 
@@ -86,7 +87,7 @@ inline float quantise_by_largest(const float* x, int64_t n, int16_t* out) {
   return most / kInt16Max;
 }
 
-// A head of q: its pairs, then the scale of its scores.
+// A head of q: its pairs, then the scale of its scores, which are logarithms to base 2.
 void prepare_int16(const PagedAttentionParams& p, int64_t token, float* q) {
   const float* row = p.qkv + token * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
   const float* cos_sin = p.cos_sin + token * p.rotary_dim;
@@ -95,7 +96,7 @@ void prepare_int16(const PagedAttentionParams& p, int64_t token, float* q) {
   for (int64_t head = 0; head < p.num_heads; ++head) {
     float* const out = q + head * p.query_stride;
     normalise_and_rotate(p, row + head * p.head_dim, p.q_norm, cos_sin, x);
-    out[p.head_dim / 2] = quantise_by_norm(x, p.head_dim, stored) * p.scale;
+    out[p.head_dim / 2] = quantise_by_norm(x, p.head_dim, stored) * (p.scale / kLn2);
     std::memcpy(out, stored, static_cast<size_t>(p.head_dim) * sizeof(int16_t));
   }
   const int64_t slot = p.slot_mapping[token];
@@ -168,7 +169,7 @@ inline void int16_scores(const PagedAttentionParams& p, const float* const* quer
     __m512i k[kVecs];
     unrolled<kVecs>([&](auto v) { k[v] = _mm512_loadu_si512(tile.keys[c + v] + i * p.block_size); });
     if (ahead != nullptr) {
-      unrolled<kVecs>([&](auto v) { __builtin_prefetch(ahead->keys[c + v] + i * p.block_size, 0, 2); });
+      unrolled<kVecs>([&](auto v) { __builtin_prefetch(ahead->keys[c + v] + i * p.block_size, 0, 3); });
     }
     unrolled<kRows>([&](auto r) {
       const __m512i q = pair_of(queries[r], i);
@@ -177,8 +178,8 @@ inline void int16_scores(const PagedAttentionParams& p, const float* const* quer
   }
   if (ahead != nullptr) {
     unrolled<kVecs>([&](auto v) {
-      __builtin_prefetch(ahead->key_scales[c + v], 0, 2);
-      __builtin_prefetch(ahead->value_scales[c + v], 0, 2);
+      __builtin_prefetch(ahead->key_scales[c + v], 0, 3);
+      __builtin_prefetch(ahead->value_scales[c + v], 0, 3);
     });
   }
   unrolled<kRows>([&](auto r) {
@@ -195,73 +196,113 @@ inline uint64_t bits_of(Visible keys) {
   return keys.none() ? 0 : below(keys.end) & ~below(keys.begin);
 }
 
-// Softmax of a tile's scores, as softmax_rows does it: new running maxima and sums, what was there before rescaled.
-// `weights`: exp(score - maximum) times the value's scale, as integers whose sum is kInt16Max; `steps`: what one of a
-// row's is. Rows that see nothing get zeros. Each pass is over all rows, so that none waits for the sums of one.
+// 2^x for x <= 0, relative error below 2e-7; 2^-125 below that; exactly 1 at 0; NaN stays NaN.
+inline Vec exp2_of(Vec x) {
+  x = max(Vec::set(-125.0f), x);
+  const Vec bias = Vec::set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec biased = add(x, bias);
+  const Vec r = sub(x, sub(biased, bias));
+  Vec p = Vec::set(0x1.5bba14p-10f);  // minimax fit of (2^r - 1) / r on [-1/2, 1/2]
+  p = mul_add(p, r, Vec::set(0x1.3cea88p-7f));
+  p = mul_add(p, r, Vec::set(0x1.c6b752p-5f));
+  p = mul_add(p, r, Vec::set(0x1.ebf9bcp-3f));
+  p = mul_add(p, r, Vec::set(0x1.62e42ap-1f));
+  p = mul_add(p, r, Vec::set(1.0f));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(biased.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
+}
+
+// All lanes of rows[r] put together with `op` in lane r, in the order of reduce_add and reduce_max.
+template <int kRows, class Op>
+inline Vec reduce_rows(const Vec (&rows)[kRows], const Op& op) {
+  static_assert(kRows <= 8);
+  // Of two registers: what is left of each is half a register, and then, of two such halves, a quarter.
+  const auto halves = [&](Vec a, Vec b) {
+    return op(Vec{_mm512_shuffle_f32x4(a.v, b.v, 0x44)}, Vec{_mm512_shuffle_f32x4(a.v, b.v, 0xEE)});
+  };
+  const auto quarters = [&](Vec a, Vec b) {
+    return op(Vec{_mm512_shuffle_f32x4(a.v, b.v, 0x88)}, Vec{_mm512_shuffle_f32x4(a.v, b.v, 0xDD)});
+  };
+  const auto row = [&](int r) { return rows[r < kRows ? r : kRows - 1]; };
+  const auto four = [&](int r) { return quarters(halves(row(r), row(r + 1)), halves(row(r + 2), row(r + 3))); };
+  const Vec low = four(0), high = kRows > 4 ? four(4) : low;  // a quarter per row
+  const Vec pairs = op(Vec{_mm512_unpacklo_ps(low.v, high.v)}, Vec{_mm512_unpackhi_ps(low.v, high.v)});
+  const Vec all = op(pairs, Vec{_mm512_permute_ps(pairs.v, 0x4E)});
+  return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), all.v)};
+}
+
+// Softmax of a tile's scores, which are logarithms to base 2: new running maxima and sums, what was there before
+// rescaled. `weights`: 2^(score - maximum) times the value's scale, as integers whose sum is kInt16Max; `steps`: what
+// one of a row's is. Rows that see nothing get zeros. Each pass is over all rows, so that none waits for the sums of
+// one.
 template <int kRows>
 inline void weigh_rows(const PagedAttentionParams& p, const Visible* keys, const Int16Tile& tile, float* scores,
                        const AttentionState& state, int64_t row, int32_t (*weights)[kTilePairs], float* steps) {
   constexpr int kVecs = Int16Tile::kVectors;
+  constexpr auto kAll = static_cast<__mmask16>((1u << kRows) - 1);
   uint64_t visible[kRows];
-  float new_max[kRows];
   const auto lanes = [&](int r, int v) { return static_cast<__mmask16>(visible[r] >> (v * Vec::kWidth)); };
-  for (int r = 0; r < kRows; ++r) {
+  const auto score = [&](int r, int v) { return scores + r * kTileKeys + v * Vec::kWidth; };
+  Vec maxima[kRows];
+  __mmask16 seeing = 0;  // rows
+  unrolled<kRows>([&](auto r) {
     visible[r] = bits_of(keys[r]);
-    float* const x = scores + r * kTileKeys;
+    seeing = static_cast<__mmask16>(seeing | (visible[r] != 0 ? 1u << r : 0u));
     if (p.soft_cap > 0.0f) {
       unrolled<kVecs>([&](auto v) {
-        const Vec capped = tanh_of(div(Vec::load(x + v * Vec::kWidth), Vec::set(p.soft_cap)));
-        mul(Vec::set(p.soft_cap), capped).store(x + v * Vec::kWidth);
+        const Vec capped = tanh_of(mul(Vec::load(score(r, v)), Vec::set(kLn2 / p.soft_cap)));
+        mul(Vec::set(p.soft_cap / kLn2), capped).store(score(r, v));
       });
     }
     if (visible[r] != ~uint64_t{0}) {
       unrolled<kVecs>([&](auto v) {
         const __m512 hidden = _mm512_set1_ps(kMinusInfinity);
-        _mm512_storeu_ps(x + v * Vec::kWidth, _mm512_mask_loadu_ps(hidden, lanes(r, v), x + v * Vec::kWidth));
+        _mm512_storeu_ps(score(r, v), _mm512_mask_loadu_ps(hidden, lanes(r, v), score(r, v)));
       });
     }
-    const auto at = [&](int v) { return Vec::load(x + v * Vec::kWidth); };
-    const float tile_max = reduce_max(max(max(at(0), at(1)), max(at(2), at(3))));
-    const float old_max = state.max[row + r];
-    new_max[r] = old_max > tile_max ? old_max : tile_max;
-  }
+    const auto at = [&](int v) { return Vec::load(score(r, v)); };
+    maxima[r] = max(max(at(0), at(1)), max(at(2), at(3)));
+  });
+  const Vec old_max{_mm512_maskz_loadu_ps(kAll, state.max + row)};
+  const Vec new_max = max(old_max, reduce_rows(maxima, [](Vec a, Vec b) { return max(a, b); }));
+  alignas(64) float of_row[Vec::kWidth];
+  new_max.store(of_row);
   Vec sums[kRows], scaled_sums[kRows];
-  for (int r = 0; r < kRows; ++r) {
+  unrolled<kRows>([&](auto r) {
     Vec x[kVecs];
-    unrolled<kVecs>([&](auto v) {
-      x[v] = fused_exp_of(sub(Vec::load(scores + r * kTileKeys + v * Vec::kWidth), Vec::set(new_max[r])));
-    });
+    unrolled<kVecs>([&](auto v) { x[v] = exp2_of(sub(Vec::load(score(r, v)), Vec::set(of_row[r]))); });
     sums[r] = add(add(x[0], x[1]), add(x[2], x[3]));
     unrolled<kVecs>([&](auto v) {
       x[v].v = _mm512_maskz_mul_ps(lanes(r, v), x[v].v, _mm512_loadu_ps(tile.value_scales[v]));
-      x[v].store(scores + r * kTileKeys + v * Vec::kWidth);
+      x[v].store(score(r, v));
     });
     scaled_sums[r] = add(add(x[0], x[1]), add(x[2], x[3]));
-  }
-  float inverses[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    const float sum = reduce_add(scaled_sums[r]);
-    steps[r] = sum / kInt16Max;
-    inverses[r] = sum > kTiny ? kInt16Max / sum : 0.0f;
-  }
-  for (int r = 0; r < kRows; ++r) {
-    unrolled<kVecs>([&](auto v) {
-      const Vec x = mul(Vec::load(scores + r * kTileKeys + v * Vec::kWidth), Vec::set(inverses[r]));
-      store_int16(x, weights[r] + v * (Vec::kWidth / 2));
-    });
-  }
-  for (int r = 0; r < kRows; ++r) {
-    if (visible[r] == 0) continue;
-    const float sum = reduce_add(sums[r]), old_max = state.max[row + r];
-    state.max[row + r] = new_max[r];
-    if (new_max[r] == old_max || old_max == kMinusInfinity) {  // which nothing was summed with
-      state.sum[row + r] += sum;
-      continue;
+  });
+  const auto plus = [](Vec a, Vec b) { return add(a, b); };
+  const Vec scaled_sum = reduce_rows(scaled_sums, plus);
+  _mm512_mask_storeu_ps(steps, kAll, mul(scaled_sum, Vec::set(1.0f / kInt16Max)).v);
+  zero_where_less(scaled_sum, Vec::set(kTiny), div(Vec::set(kInt16Max), scaled_sum)).store(of_row);
+  unrolled<kRows>([&](auto r) {
+    const auto integers = [&](int v) { return _mm512_cvtps_epi32(mul(Vec::load(score(r, v)), Vec::set(of_row[r])).v); };
+    for (int v = 0; v < kVecs; v += 2) {
+      const __m512i packed = _mm512_packs_epi32(integers(v), integers(v + 1));  // four of each in turn
+      const __m512i in_order = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), packed);
+      _mm512_storeu_si512(weights[r] + v * (Vec::kWidth / 2), in_order);
     }
-    const float rescale = exp_of(old_max - new_max[r]);
-    state.sum[row + r] = state.sum[row + r] * rescale + sum;
-    float* acc = state.acc + (row + r) * p.padded_dim;
-    for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) mul(Vec::load(acc + d), Vec::set(rescale)).store(acc + d);
+  });
+  const Vec rescale = exp2_of(sub(old_max, new_max));
+  const Vec old_sum{_mm512_maskz_loadu_ps(kAll, state.sum + row)};
+  _mm512_mask_storeu_ps(state.max + row, seeing, new_max.v);
+  _mm512_mask_storeu_ps(state.sum + row, seeing, mul_add(old_sum, rescale, reduce_rows(sums, plus)).v);
+  // Not those that nothing was summed with.
+  unsigned changed = seeing & _mm512_cmp_ps_mask(new_max.v, old_max.v, _CMP_NEQ_UQ) &
+                     _mm512_cmp_ps_mask(old_max.v, _mm512_set1_ps(kMinusInfinity), _CMP_NEQ_UQ);
+  if (changed == 0) return;
+  rescale.store(of_row);
+  for (; changed != 0; changed &= changed - 1) {
+    const int r = __builtin_ctz(changed);
+    float* const acc = state.acc + (row + r) * p.padded_dim;
+    for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) mul(Vec::load(acc + d), Vec::set(of_row[r])).store(acc + d);
   }
 }
 
@@ -278,7 +319,7 @@ inline void int16_values(const PagedAttentionParams& p, const int32_t (*weights)
       __m512i x[kVecs];
       unrolled<kVecs>([&](auto v) { x[v] = _mm512_loadu_si512(value + v * Vec::kWidth); });
       if (fetch != nullptr) {
-        unrolled<kVecs>([&](auto v) { __builtin_prefetch(fetch + v * Vec::kWidth, 0, 2); });
+        unrolled<kVecs>([&](auto v) { __builtin_prefetch(fetch + v * Vec::kWidth, 0, 3); });
         fetch += p.head_dim;
       }
       unrolled<kRows>([&](auto r) {
@@ -331,6 +372,7 @@ void attend_int16(const PagedAttentionParams& p, const AttentionItem& item, int6
                                                 scratch.scores, state);
         });
       });
+  for (int64_t r = 0; r < item.num_tokens * p.group; ++r) state.max[r] *= kLn2;
 }
 
 void prepare_with_int16(const PagedAttentionParams& p, int64_t token, float* q) {

@@ -273,17 +273,28 @@ void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, 
 
 void merge_states(const PagedAttentionParams& p, int64_t rows, const AttentionState& part,
                   const AttentionState& total) {
-  for (int64_t r = 0; r < rows; ++r) {
-    if (part.sum[r] == 0.0f) continue;  // the row sees nothing of this partition
-    const float new_max = part.max[r] > total.max[r] ? part.max[r] : total.max[r];
-    const float old_scale = exp_of(total.max[r] - new_max), part_scale = exp_of(part.max[r] - new_max);
-    total.max[r] = new_max;
-    total.sum[r] = total.sum[r] * old_scale + part.sum[r] * part_scale;
-    float* acc = total.acc + r * p.padded_dim;
-    const float* more = part.acc + r * p.padded_dim;
-    for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) {
-      const Vec old = mul(Vec::load(acc + d), Vec::set(old_scale));
-      add(old, mul(Vec::load(more + d), Vec::set(part_scale))).store(acc + d);
+  for (int64_t first = 0; first < rows; first += Vec::kWidth) {
+    const int64_t count = rows - first < Vec::kWidth ? rows - first : Vec::kWidth;
+    float old_scale[Vec::kWidth] = {}, part_scale[Vec::kWidth] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      float& max = total.max[first + i];
+      const float part_max = part.max[first + i], new_max = part_max > max ? part_max : max;
+      old_scale[i] = max - new_max;
+      part_scale[i] = part_max - new_max;
+      if (part.sum[first + i] != 0.0f) max = new_max;
+    }
+    exp_of(Vec::load(old_scale)).store(old_scale);
+    exp_of(Vec::load(part_scale)).store(part_scale);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t r = first + i;
+      if (part.sum[r] == 0.0f) continue;  // the row sees nothing of this partition
+      total.sum[r] = total.sum[r] * old_scale[i] + part.sum[r] * part_scale[i];
+      float* acc = total.acc + r * p.padded_dim;
+      const float* more = part.acc + r * p.padded_dim;
+      for (int64_t d = 0; d < p.padded_dim; d += Vec::kWidth) {
+        const Vec old = mul(Vec::load(acc + d), Vec::set(old_scale[i]));
+        add(old, mul(Vec::load(more + d), Vec::set(part_scale[i]))).store(acc + d);
+      }
     }
   }
 }
