@@ -79,9 +79,23 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
   }
 }
 
+// Weights that are fetched into the second-level cache while others are multiplied: unpacking alone would wait for the
+// memory, which would then rest until the next panel.
+struct Ahead {
+  const uint8_t* at;
+  const uint8_t* end;
+  int64_t bytes;  // per 32-block of a group, whole lines
+
+  TRIVET_INLINE void fetch() {
+    for (const uint8_t* until = end - at < bytes ? end : at + bytes; at < until; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // The panels' `count` blocks times one group, added to the sums so far where there are some.
 template <class S, int MR>
-void multiply_group(const Panel* panels, int count, const uint8_t* x, const float* before, const Sums& after) {
+void multiply_group(const Panel* panels, int count, const uint8_t* x, const float* before, const Sums& after,
+                    Ahead& ahead) {
+  Ahead fetched = ahead;  // a copy stays in registers
   __m512 acc[MR][2];
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
@@ -91,8 +105,10 @@ void multiply_group(const Panel* panels, int count, const uint8_t* x, const floa
     }
   }
   for (int b = 0; b < count; b++, x += MR * kPackedBytes<S>) {
+    fetched.fetch();
     multiply_block<S, MR>(panels, b, x, acc);
   }
+  ahead = fetched;
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
 #pragma GCC unroll 2
@@ -242,6 +258,9 @@ void multiply_panels(const PackedTileArgs& args) {
   Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
   const int64_t first_row = args.groups.start(args.first_group);
   const int64_t most = panel_blocks<W>(args.num_blocks, kPanelBlocks);
+  const int64_t bytes = 2 * kTileRows * args.row_bytes;
+  const int64_t lines_in_all = bytes / 64 + 1, blocks = args.num_blocks * (args.last_group - args.first_group);
+  Ahead ahead{args.weight + bytes, args.weight + 2 * bytes, (lines_in_all + blocks - 1) / blocks * 64};
   for (int64_t first = 0; first < args.num_blocks; first += most) {
     const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
     for (int t = 0; t < 2; t++) {
@@ -261,7 +280,7 @@ void multiply_panels(const PackedTileArgs& args) {
           last ? Sums{{args.y.tile[0] + i * args.y.stride, args.y.tile[1] + i * args.y.stride}, args.y.stride}
                : Sums{{partial, partial + kTileRows}, 2 * kTileRows};
       const auto multiply = size == kPanelGroupRows ? multiply_group<S, kPanelGroupRows> : multiply_group<S, 5>;
-      multiply(args.panels, count, x, first == 0 ? nullptr : partial, after);
+      multiply(args.panels, count, x, first == 0 ? nullptr : partial, after, ahead);
     }
   }
 }
