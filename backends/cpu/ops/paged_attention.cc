@@ -13,12 +13,13 @@ namespace {
 
 constexpr TierTable<AttentionKernels> kKernels = TRIVET_TIERS(kAttention);
 
-constexpr int64_t kMaxItemRows = 96;          // rows that share one packed KV tile
-constexpr int64_t kMinItemRows = 16;          // below this, packing a tile costs more than an idle thread
-constexpr int64_t kTasksPerThread = 4;        // for an even load under causal masking
-constexpr int64_t kPrepareTokens = 32;        // tokens per task of step 1
-constexpr int64_t kSerialWork = 1 << 16;      // multiply-adds that one thread does sooner than it wakes another
-constexpr int64_t kMaxSplitFloats = 8 << 20;  // memory bound of partition states
+constexpr int64_t kMaxItemRows = 96;           // rows that share one packed KV tile
+constexpr int64_t kMinItemRows = 16;           // below this, packing a tile costs more than an idle thread
+constexpr int64_t kTasksPerThread = 4;         // for an even load under causal masking
+constexpr int64_t kPrepareTokens = 32;         // most per task of step 1: tokens of a KV block share cache lines
+constexpr int64_t kPrepareElements = 1 << 12;  // of Q, K and V that one thread prepares sooner than it wakes another
+constexpr int64_t kSerialWork = 1 << 16;       // multiply-adds that one thread does sooner than it wakes another
+constexpr int64_t kMaxSplitFloats = 8 << 20;   // memory bound of partition states
 
 enum ScratchSlot : int { kQueries, kItems, kTasks, kSplitStates, kThreadFloats };
 
@@ -87,9 +88,12 @@ class Attention {
     const int64_t token_floats = p_.num_heads * p_.query_stride;
     queries_ = ThreadScratch::get<float>(kQueries, p_.num_tokens * token_floats);
     make_items();
-    for_each(ceil_div(p_.num_tokens, kPrepareTokens), p_.num_tokens > kPrepareTokens, [&](int64_t task) {
-      const int64_t end = std::min(p_.num_tokens, (task + 1) * kPrepareTokens);
-      for (int64_t t = task * kPrepareTokens; t < end; ++t) {
+    const int64_t least = ceil_div(kPrepareElements, (p_.num_heads + 2 * p_.num_kv_heads) * p_.head_dim);
+    const int64_t share = ceil_div(p_.num_tokens, kTasksPerThread * pool_.num_threads());
+    const int64_t tokens = std::min(std::max(share, least), kPrepareTokens);
+    for_each(ceil_div(p_.num_tokens, tokens), p_.num_tokens > tokens, [&](int64_t task) {
+      const int64_t end = std::min(p_.num_tokens, (task + 1) * tokens);
+      for (int64_t t = task * tokens; t < end; ++t) {
         kernels_.prepare(p_, t, queries_ + t * token_floats);
       }
     });
