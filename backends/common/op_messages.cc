@@ -47,8 +47,8 @@ std::string token_id(int64_t index, int64_t got, int64_t table_rows) {
   return expected(at("input_ids", index), "an id from 0 to " + text(table_rows - 1), text(got));
 }
 
-std::string logits_index(int64_t index, int64_t got, int64_t rows) {
-  return expected(at("logits_indices", index), "a row from 0 to " + text(rows - 1), text(got));
+std::string row_index(int64_t index, int64_t got, int64_t x_rows) {
+  return expected(at("rows", index), "a row of x from 0 to " + text(x_rows - 1), text(got));
 }
 
 std::string negative_position(int64_t index, int64_t got) {

@@ -10,7 +10,7 @@
 namespace trivet::messages {
 
 std::string token_id(int64_t index, int64_t got, int64_t table_rows);
-std::string logits_index(int64_t index, int64_t got, int64_t rows);
+std::string row_index(int64_t index, int64_t got, int64_t x_rows);
 
 std::string negative_position(int64_t index, int64_t got);
 std::string position(int64_t index, int64_t got, int64_t expected, int64_t request);

@@ -71,16 +71,24 @@ NormInputs norm_inputs(const KernelContext& ctx) {
   const Tensor x = ctx.input(0), weight = ctx.input(1);
   x.check_shape({-1, -1});
   weight.check_shape({x.shape[1]});
-  return {x.as<float>(), nullptr, weight.as<float>(), nullptr, x.shape[0], x.shape[1]};
+  return {x.as<float>(), nullptr, weight.as<float>(), nullptr, nullptr, x.shape[0], x.shape[0], x.shape[1]};
 }
 
 NormInputs add_norm_inputs(const KernelContext& ctx) {
   const Tensor x = ctx.input(0), residual = ctx.input(1), weight = ctx.input(2);
   x.check_shape({-1, -1});
-  const int64_t rows = x.shape[0], n = x.shape[1];
-  residual.check_shape({rows, n});
+  const int64_t x_rows = x.shape[0], n = x.shape[1];
+  residual.check_shape({x_rows, n});
   weight.check_shape({n});
-  return {x.as<float>(), residual.as<float>(), weight.as<float>(), optional_floats(ctx, 3, n), rows, n};
+  NormInputs in{
+      x.as<float>(), residual.as<float>(), weight.as<float>(), optional_floats(ctx, 3, n), nullptr, x_rows, x_rows, n};
+  if (ctx.has_input(4)) {
+    const Tensor rows = ctx.input(4);
+    in.index = ints(rows, {-1});
+    in.rows = rows.shape[0];
+    if (in.rows > 0 && x_rows == 0) throw OpError("rows: expected none, as x has none, got " + text(in.rows));
+  }
+  return in;
 }
 
 HeadAttributes head_attributes(const KernelInfo& info) {

@@ -20,10 +20,12 @@ struct EmbedAttributes {
 };
 EmbedAttributes embed_attributes(const KernelInfo& info);
 
-// Of RMSNorm, and of AddRMSNorm (residual not null). All [rows, n] but the weights, [n]; post_weight may be null.
+// Of RMSNorm, and of AddRMSNorm (residual not null). x and residual are [x_rows, n], the weights [n]; post_weight may
+// be null. `index` [rows] says which rows of x and residual to take, null: all of them (x_rows = rows).
 struct NormInputs {
   const float *x, *residual, *weight, *post_weight;
-  int64_t rows, n;
+  const int32_t* index;
+  int64_t rows, x_rows, n;
 };
 NormInputs norm_inputs(const KernelContext& ctx);
 NormInputs add_norm_inputs(const KernelContext& ctx);

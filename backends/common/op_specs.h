@@ -26,7 +26,7 @@ struct RMSNormSpec {
 struct AddRMSNormSpec {
   static constexpr const char* kName = "AddRMSNorm";
   static constexpr TensorSpec kInputs[] = {
-      {"x", kFloat}, {"residual", kFloat}, {"weight", kFloat}, {"post_weight", kFloat, true}};
+      {"x", kFloat}, {"residual", kFloat}, {"weight", kFloat}, {"post_weight", kFloat, true}, {"rows", kInt32, true}};
   static constexpr TensorSpec kOutputs[] = {{"y", kFloat}, {"residual_out", kFloat}};
 };
 
@@ -40,7 +40,7 @@ struct QMatMulSpec {
 
 struct LogitsHeadSpec {
   static constexpr const char* kName = "LogitsHead";
-  static constexpr TensorSpec kInputs[] = {{"x", kFloat}, {"logits_indices", kInt32}, {"weight", kUint8}};
+  static constexpr TensorSpec kInputs[] = {{"x", kFloat}, {"weight", kUint8}};
   static constexpr TensorSpec kOutputs[] = {{"logits", kFloat}};
 };
 

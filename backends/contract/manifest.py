@@ -14,7 +14,7 @@ import msgspec
 
 from .opset import KvDtype
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # raise it when packages of before cannot be read, or their graphs not run
 MANIFEST_NAME = "trivet.json"
 GRAPH_NAME = "model.onnx"
 TOKENIZER_NAME = "tokenizer.json"

@@ -34,8 +34,9 @@ OPS: dict[str, OpSchema] = {
         # y = x / sqrt(mean(x^2) + eps) * weight, row by row.
         OpSchema("RMSNorm", ("x", "weight"), ("y",), ("eps",)),
         # residual_out = x + residual; y = RMSNorm(residual_out). With `post_weight` (Gemma's norm after a block):
-        # residual_out = RMSNorm(x, post_weight) + residual.
-        OpSchema("AddRMSNorm", ("x", "residual", "weight", "post_weight?"), ("y", "residual_out"), ("eps",)),
+        # residual_out = RMSNorm(x, post_weight) + residual. With `rows` (int32 [S]): y[s] and residual_out[s] are of
+        # x[rows[s]] and residual[rows[s]], else every row is taken. A row outside x is an error.
+        OpSchema("AddRMSNorm", ("x", "residual", "weight", "post_weight?", "rows?"), ("y", "residual_out"), ("eps",)),
         # y = concat(x @ w_i^T) (+ bias) for 1..3 weights, activated by `epilogue`:
         #   "none"; "swiglu": silu(x @ w0^T) * (x @ w1^T); "geglu": gelu_tanh(x @ w0^T) * (x @ w1^T).
         # formats: one name per weight, joined by commas ("q4_0,q4_0,q6_k": onnxruntime 1.24 cannot hand a list of
@@ -82,10 +83,10 @@ OPS: dict[str, OpSchema] = {
                 "norm_eps",
             ),
         ),
-        # logits[S, vocab] = x[logits_indices] @ weight^T, then soft_cap * tanh(logits / soft_cap) if soft_cap > 0.
+        # logits[S, vocab] = x @ weight^T, then soft_cap * tanh(logits / soft_cap) if soft_cap > 0.
         OpSchema(
             "LogitsHead",
-            ("x", "logits_indices", "weight"),
+            ("x", "weight"),
             ("logits",),
             ("format", "in_features", "vocab_size", "soft_cap"),
         ),

@@ -27,8 +27,8 @@ std::string describe(const DeviceError& e) {
   switch (e.code) {
     case DeviceErrorCode::kTokenId:
       return messages::token_id(e.a, e.b, e.c);
-    case DeviceErrorCode::kLogitsIndex:
-      return messages::logits_index(e.a, e.b, e.c);
+    case DeviceErrorCode::kRowIndex:
+      return messages::row_index(e.a, e.b, e.c);
     case DeviceErrorCode::kPosition:
       return messages::position(e.a, e.b, e.c, e.d);
     case DeviceErrorCode::kNegativePosition:

@@ -11,7 +11,7 @@ namespace trivet::cuda {
 enum class DeviceErrorCode : int32_t {
   kNone,
   kTokenId,           // input_ids[a] = b, table of c rows
-  kLogitsIndex,       // logits_indices[a] = b, c rows
+  kRowIndex,          // rows[a] = b, x of c rows
   kPosition,          // positions[a] = b, expected c because of seq_lens[d]
   kNegativePosition,  // positions[a] = b
   kQueryStartFirst,   // query_start_loc[0] = b

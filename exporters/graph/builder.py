@@ -57,13 +57,14 @@ class _Builder:
         prefix = f"layers.{index}."
         last = index + 1 == len(self.model.layers)
         attended = self._attention(prefix, layer.attention, normed, "kv_cache_out" if last else prefix + "kv_cache")
+        rows = "logits_indices" if last else None  # the rest of the last layer is computed for the sampled rows only
         middle = self._add_norm(
-            attended, residual, layer.mlp_norm, layer.post_attention_norm, prefix + "mlp_norm", prefix + "middle"
+            attended, residual, layer.mlp_norm, layer.post_attention_norm, prefix + "mlp_norm", prefix + "middle", rows
         )
         transformed = self._mlp(prefix, layer.mlp, middle[0])
         next_norm = self.model.final_norm if last else self.model.layers[index + 1].input_norm
         next_name = "final_norm" if last else f"layers.{index + 1}.input_norm"
-        self.writer.describe(prefix + "residual", ["T", self.model.hidden_size])
+        self.writer.describe(prefix + "residual", ["S" if last else "T", self.model.hidden_size])
         return self._add_norm(transformed, middle[1], next_norm, layer.post_mlp_norm, next_name, prefix + "residual")
 
     def _attention(self, prefix: str, attention: Attention, normed: str, kv_cache_out: str) -> str:
@@ -107,7 +108,7 @@ class _Builder:
         head = model.tensors[model.lm_head]
         writer.node(
             "LogitsHead",
-            [normed, "logits_indices", writer.external(model.lm_head, head)],
+            [normed, writer.external(model.lm_head, head)],
             ["logits"],
             format=head.format,
             in_features=model.hidden_size,
@@ -151,8 +152,15 @@ class _Builder:
         return self.writer.inline(norm.weight, weight + np.float32(norm.weight_offset))
 
     def _add_norm(
-        self, x: str, residual: str, norm: Norm, post_norm: Norm | None, normed: str, residual_out: str
+        self,
+        x: str,
+        residual: str,
+        norm: Norm,
+        post_norm: Norm | None,
+        normed: str,
+        residual_out: str,
+        rows: str | None = None,
     ) -> tuple[str, str]:
-        inputs: list[str | None] = [x, residual, self._norm(norm), self._norm(post_norm) if post_norm else None]
+        inputs = [x, residual, self._norm(norm), self._norm(post_norm) if post_norm else None, rows]
         self.writer.node("AddRMSNorm", inputs, [normed, residual_out], eps=norm.eps)
         return normed, residual_out

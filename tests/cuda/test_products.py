@@ -165,11 +165,10 @@ def test_logits_head(fmt: str) -> None:
     x = rng.standard_normal((40, k), np.float32)
     w = reference.random_weight(fmt, 1031, k, rng)
     attributes = {"format": fmt, "in_features": k, "vocab_size": 1031}
-    for indices in ([], [8], [3, 0, 3], list(range(39, 9, -1))):
-        inputs = {"x": x, "logits_indices": np.array(indices, np.int32), "weight": w}
-        outputs = {"logits": (len(indices), 1031)}
+    for rows in (0, 1, 3, 30):
+        inputs, outputs = {"x": x[:rows], "weight": w}, {"logits": (rows, 1031)}
         plain = run_op("LogitsHead", inputs, attributes | {"soft_cap": 0.0}, outputs=outputs, tier=CUDA_TIER)["logits"]
-        np.testing.assert_array_equal(plain, qmatmul(x[indices], [(fmt, w)]))
+        np.testing.assert_array_equal(plain, qmatmul(x[:rows], [(fmt, w)]))
         capped = run_op("LogitsHead", inputs, attributes | {"soft_cap": 3.0}, outputs=outputs, tier=CUDA_TIER)["logits"]
         np.testing.assert_allclose(capped, reference.soft_cap(plain.astype(np.float64), 3.0), rtol=2e-6, atol=1e-30)
 
@@ -187,7 +186,7 @@ def test_embed_tokens(fmt: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 50])
-def test_ids_and_rows_outside_the_table_are_errors(bad: int) -> None:
+def test_ids_outside_the_table_are_errors(bad: int) -> None:
     weight = reference.random_weight("q8_0", 50, 32, np.random.default_rng(10))
     ids = np.array([1, bad], np.int32)
     attributes: dict[str, Any] = {"format": "q8_0", "dim": 32, "scale": 1.0}
@@ -195,12 +194,6 @@ def test_ids_and_rows_outside_the_table_are_errors(bad: int) -> None:
         run_op(
             "EmbedTokens", {"input_ids": ids, "weight": weight}, attributes, outputs={"hidden": (2, 32)}, tier=CUDA_TIER
         )
-    x = np.ones((50, 32), np.float32)
-    attributes = {"format": "q8_0", "in_features": 32, "vocab_size": 50, "soft_cap": 0.0}
-    inputs = {"x": x, "logits_indices": ids, "weight": weight}
-    with pytest.raises(Exception, match=rf"LogitsHead .*logits_indices\[1\]: expected a row from 0 to 49, got {bad}"):
-        run_op("LogitsHead", inputs, attributes, outputs={"logits": (2, 50)}, tier=CUDA_TIER)
     # The session goes on after an error.
     good = {"input_ids": np.array([1], np.int32), "weight": weight}
-    attributes = {"format": "q8_0", "dim": 32, "scale": 1.0}
     run_op("EmbedTokens", good, attributes, outputs={"hidden": (1, 32)}, tier=CUDA_TIER)

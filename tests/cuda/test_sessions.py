@@ -102,6 +102,25 @@ def test_captured_equals_eager(
 
 
 @needs_device
+@pytest.mark.parametrize("rows", [[], [40], [7, 0, 7], [*range(60, 30, -1)]], ids=len)
+@pytest.mark.parametrize(
+    ("name", "fmt"), [("llama_wide", "gguf-q4_k"), ("llama", "safetensors"), ("gemma3", "gguf-q8_0")]
+)
+@pytest.mark.parametrize("activation_dtype", ["float32", "int8"])
+def test_logits_are_of_the_sampled_rows(
+    activation_dtype: str, name: str, fmt: str, rows: list[int], tiny: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """Those that a step of which all rows are sampled has, but for the kernels that other numbers of rows take."""
+    package = export(tiny(name, fmt), tmp_path / "package", verify=False)
+    session = open_session(package, "cuda", activation_dtype=activation_dtype)
+    whole = session.run(step_inputs(PROMPT, 0, sampled=range(len(PROMPT))), ["logits"])["logits"].copy()
+    some = session.run(step_inputs(PROMPT, 0, sampled=rows), ["logits"])["logits"]
+    assert some.shape == (len(rows), whole.shape[1])
+    bound = 1e-5 if activation_dtype == "float32" else 0.2  # those of another row differ by 0.4 and more
+    assert (np.abs(some - whole[rows]) <= bound * np.abs(whole).max()).all()
+
+
+@needs_device
 @pytest.mark.parametrize("activation_dtype", ["float32", "int8"])
 def test_batched_decode_equals_alone(activation_dtype: str, tiny: Callable[[str, str], Path], tmp_path: Path) -> None:
     """Three requests in a padded step of four."""

@@ -25,9 +25,11 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def add_rms_norm(
-    x: Array, residual: Array, weight: Array, post_weight: Array | None, eps: float
+    x: Array, residual: Array, weight: Array, post_weight: Array | None, eps: float, rows: Array | None = None
 ) -> tuple[Array, Array]:
-    """(y, residual_out), float64."""
+    """(y, residual_out), float64, of `rows` of x and residual or of all."""
+    if rows is not None:
+        x, residual = x[rows], residual[rows]
     term = x.astype(np.float64) if post_weight is None else rms_norm(x, post_weight, eps)
     total = term + residual
     return rms_norm(total, weight, eps), total

@@ -13,13 +13,16 @@ BLOCK_SIZE = 16
 
 
 def step_inputs(
-    token_ids: Sequence[int], num_computed: int, *, first_block: int = 1, all_logits: bool = False
+    token_ids: Sequence[int], num_computed: int, *, first_block: int = 1, sampled: Sequence[int] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """A greedy step of one request whose blocks are first_block, first_block + 1, ..."""
+    """A greedy step of one request whose blocks are first_block, first_block + 1, ...
+
+    sampled: the rows to sample; None = the last one.
+    """
     count = len(token_ids)
     total = num_computed + count
     positions = np.arange(num_computed, total, dtype=np.int32)
-    rows = np.arange(count, dtype=np.int32) if all_logits else np.array([count - 1], np.int32)
+    rows = np.array([count - 1] if sampled is None else sampled, np.int32)
     floats = dict.fromkeys(SAMPLING_FLOATS, 0.0) | {"top_p": 1.0, "repetition_penalty": 1.0}
     ints = dict.fromkeys(SAMPLING_INTS, 0) | {"num_logprobs": -1, "forced_token_id": -1}
     inputs: dict[str, NDArray[Any]] = {
@@ -30,8 +33,8 @@ def step_inputs(
         "query_start_loc": np.array([0, count], np.int32),
         "seq_lens": np.array([total], np.int32),
         "logits_indices": rows,
-        "sampling_floats": np.array([list(floats.values())] * len(rows), np.float32),
-        "sampling_ints": np.array([list(ints.values())] * len(rows), np.int64),
+        "sampling_floats": np.tile(np.array(list(floats.values()), np.float32), (len(rows), 1)),
+        "sampling_ints": np.tile(np.array(list(ints.values()), np.int64), (len(rows), 1)),
         "bitmask": np.zeros((0, 0), np.int32),
         "max_num_logprobs": np.array(0, np.int32),
     }

@@ -37,9 +37,9 @@ def open_chain(constants: dict[str, Array], num_threads: int) -> ort.InferenceSe
     nodes = [
         helper.make_node("QMatMul", ["x", "", "gate", "up"], ["h"], domain=DOMAIN, **GATED),
         helper.make_node("QMatMul", ["h", "bias", "q", "k", "v"], ["qkv"], name="qkv", domain=DOMAIN, **QKV),
-        helper.make_node("LogitsHead", ["h", "indices", "head"], ["logits"], domain=DOMAIN, **HEAD),
+        helper.make_node("LogitsHead", ["h", "head"], ["logits"], domain=DOMAIN, **HEAD),
     ]
-    inputs = [helper.make_tensor_value_info("x", 1, [None, K]), helper.make_tensor_value_info("indices", 6, [None])]
+    inputs = [helper.make_tensor_value_info("x", 1, [None, K])]
     outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("h", "qkv", "logits")]
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     model = helper.make_model(
@@ -61,7 +61,7 @@ def expected(constants: dict[str, Array], x: Array) -> tuple[Array, Array, Array
     h = run_op("QMatMul", gated, GATED, outputs={"y": x.shape}, **options)["y"]
     merged = {"x": h, "bias": constants["bias"]} | {f"w{i}": constants[name] for i, name in enumerate("qkv")}
     qkv = run_op("QMatMul", merged, QKV, outputs={"y": (len(x), 114)}, **options)["y"]
-    head = {"x": h, "logits_indices": np.arange(len(x), dtype=np.int32), "weight": constants["head"]}
+    head = {"x": h, "weight": constants["head"]}
     return h, qkv, run_op("LogitsHead", head, HEAD, outputs={"logits": (len(x), 500)}, **options)["logits"]
 
 
@@ -74,7 +74,7 @@ def test_constant_weights_give_the_bits_of_weights_that_come_with_a_call(num_thr
         session = open_chain(constants, num_threads)
         for rows in (1, 1, 5, 1):
             x = np.random.default_rng(rows).standard_normal((rows, K)).astype(np.float32)
-            got = session.run(None, {"x": x, "indices": np.arange(rows, dtype=np.int32)})
+            got = session.run(None, {"x": x})
             for result, wanted in zip(got, expected(constants, x), strict=True):
                 np.testing.assert_array_equal(result, wanted)
         del session

@@ -60,7 +60,7 @@ def logits_of(session: ModelSession, chunks: list[int]) -> NDArray[Any]:
     """Logits of all positions of PROMPT, computed in chunks of the given sizes."""
     done, parts = 0, []
     for size in chunks:
-        inputs = step_inputs(PROMPT[done : done + size], done, all_logits=True)
+        inputs = step_inputs(PROMPT[done : done + size], done, sampled=range(size))
         parts.append(session.run(inputs, ["logits"])["logits"])
         done += size
     assert done == len(PROMPT)
@@ -95,6 +95,29 @@ def test_outputs_are_those_asked_for_and_the_extra_ones(package: Path) -> None:
     assert list(session.run(step_inputs(PROMPT[:3], 0), [])) == ["layers.0.residual"]
     with pytest.raises(InvalidInputError, match=r"extra output 'layers\.9\.residual': the graph .* has no such tensor"):
         ModelSession(package, read_manifest(package), extra_outputs=["layers.9.residual"])
+
+
+@pytest.mark.parametrize("rows", [[], [40], [7, 0, 7, 40]])
+def test_the_last_layer_ends_with_the_sampled_rows(package: Path, rows: list[int]) -> None:
+    """Its residual stream is the sum of two blocks, so its MLP, too, has no other rows."""
+    names = ["layers.1.residual", "layers.2.residual"]
+    session = ModelSession(package, read_manifest(package), extra_outputs=names)
+    session.allocate_kv_cache(num_blocks=8, block_size=BLOCK_SIZE, dtype="float32")
+    results = session.run(step_inputs(PROMPT, 0, sampled=range(len(PROMPT))), ["logits"])
+    whole = {name: array.copy() for name, array in results.items()}
+    inputs = step_inputs(PROMPT, 0, sampled=rows)
+    some = session.run(inputs, ["logits"])
+    np.testing.assert_array_equal(some["layers.1.residual"], whole["layers.1.residual"])
+    for name in ("layers.2.residual", "logits"):
+        assert len(whole[name]) == len(PROMPT)
+        np.testing.assert_array_equal(some[name], whole[name][rows])
+    inputs["logits_indices"] = inputs["logits_indices"] + 1
+    if 40 in rows:
+        message = (
+            rf"AddRMSNorm:layers\.2\.mlp_norm': rows\[{rows.index(40)}\]: expected a row of x from 0 to 40, got 41"
+        )
+        with pytest.raises(KernelError, match=message):
+            session.run(inputs, ["logits"])
 
 
 def resident_bytes() -> int:
@@ -176,10 +199,10 @@ def test_copied_blocks_continue_a_prompt_bit_for_bit(package: Path, dtype: str) 
     if dtype == "int16_per_token_head" and not session.tier.startswith("avx512"):
         pytest.skip("this tier has no such cache")
     session.allocate_kv_cache(num_blocks=64, block_size=BLOCK_SIZE, dtype=dtype)
-    expected = session.run(step_inputs(PROMPT, 0, all_logits=True), ["logits"])["logits"]
+    expected = session.run(step_inputs(PROMPT, 0, sampled=range(len(PROMPT))), ["logits"])["logits"]
     session.run(step_inputs(PROMPT[::-1], 0, first_block=7), ["logits"])  # what the targets hold before
     session.copy_blocks([(1, 7), (2, 30), (30, 8), (3, 9)])
-    rest = session.run(step_inputs(PROMPT[37:], 37, first_block=7, all_logits=True), ["logits"])["logits"]
+    rest = session.run(step_inputs(PROMPT[37:], 37, first_block=7, sampled=range(4)), ["logits"])["logits"]
     np.testing.assert_array_equal(rest, expected[37:])
     for copies in ([(0, 1)], [(1, 64)], [(-1, 2)]):
         with pytest.raises(InvalidInputError, match=r"copy_blocks: block (0|64|-1); expected 1 to 63"):

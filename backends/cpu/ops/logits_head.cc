@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "../../common/op_messages.h"
 #include "matmul_activations.h"
 
 namespace trivet {
@@ -14,7 +13,7 @@ constexpr int64_t kCapRun = 4096;
 
 LogitsHead::LogitsHead(const KernelInfo& info, const SessionContext& session)
     : session_(session), attributes_(head_attributes(info)) {
-  if (const auto constant = info.constant_input(2)) weight_ = head_weight(attributes_, *constant);
+  if (const auto constant = info.constant_input(1)) weight_ = head_weight(attributes_, *constant);
   const WeightMatrix matrix{&weight_format(attributes_.format.format), weight_, attributes_.vocab_size};
   chain_.join({{&matrix, 1}, attributes_.in_features, false}, true);
 }
@@ -22,21 +21,14 @@ LogitsHead::LogitsHead(const KernelInfo& info, const SessionContext& session)
 void LogitsHead::compute(KernelContext& ctx) {
   const HeadAttributes& a = attributes_;
   const Tensor x = ctx.input(0);
-  const Tensor indices = ctx.input(1);
   x.check_shape({-1, a.in_features});
-  indices.check_shape({-1});
-  const int64_t rows = indices.shape[0];
-  const int32_t* index = indices.as<int32_t>();
-  float* gathered = ThreadScratch::get<float>(kSlotOfCaller, rows * a.in_features);
-  for (int64_t s = 0; s < rows; s++) {
-    if (index[s] < 0 || index[s] >= x.shape[0]) throw OpError(messages::logits_index(s, index[s], x.shape[0]));
-    std::copy_n(x.as<float>() + index[s] * a.in_features, a.in_features, gathered + s * a.in_features);
-  }
+  const float* values = x.as<float>();
+  const int64_t rows = x.shape[0];
   float* logits = ctx.output(0, {rows, a.vocab_size}).mutable_as<float>();
-  const uint8_t* weight = weight_ != nullptr ? weight_ : head_weight(a, ctx.input(2));
+  const uint8_t* weight = weight_ != nullptr ? weight_ : head_weight(a, ctx.input(1));
   const WeightMatrix matrix{&weight_format(a.format.format), weight, a.vocab_size};
   matmul(session_,
-         {gathered, rows, a.in_features, {&matrix, 1}, nullptr, Epilogue::kNone, logits, a.vocab_size, chain_.next()});
+         {values, rows, a.in_features, {&matrix, 1}, nullptr, Epilogue::kNone, logits, a.vocab_size, chain_.next()});
   if (a.soft_cap > 0.0f) {
     const MatMulKernels& kernels = matmul_kernels(session_.tier);
     const int64_t count = rows * a.vocab_size;

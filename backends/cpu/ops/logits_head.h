@@ -5,7 +5,7 @@
 
 namespace trivet {
 
-// logits[S, vocab] = x[logits_indices] @ weight^T, then soft_cap * tanh(logits / soft_cap) if soft_cap > 0.
+// logits[S, vocab] = x @ weight^T, then soft_cap * tanh(logits / soft_cap) if soft_cap > 0.
 class LogitsHead : public LogitsHeadSpec {
  public:
   LogitsHead(const KernelInfo& info, const SessionContext& session);

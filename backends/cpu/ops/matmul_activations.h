@@ -18,9 +18,8 @@ enum Slot {
   kSlotPartial,
   kSlotTileWeights,
   kSlotPanel,
-  kSlotOfCaller,  // free for who calls matmul()
 };
-static_assert(kSlotOfCaller < ThreadScratch::kSlots);
+static_assert(kSlotPanel < ThreadScratch::kSlots);
 
 // Quantised activations as formats with one zero point (and halves, or not) take them: row by row or packed.
 struct QuantizedForm {

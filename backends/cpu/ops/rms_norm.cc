@@ -1,10 +1,11 @@
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight. AddRMSNorm: residual_out = x + residual, or RMSNorm(x, post_weight)
-// + residual; y = RMSNorm(residual_out, weight). The arithmetic is in rms_norm_rows.h and gives the same bits in every
-// tier.
+// + residual, of all rows or those given; y = RMSNorm(residual_out, weight). The arithmetic is in rms_norm_rows.h and
+// gives the same bits in every tier.
 #include "rms_norm.h"
 
 #include <algorithm>
 
+#include "../../common/op_messages.h"
 #include "../dispatch.h"
 #include "rms_norm_kernel.h"
 
@@ -48,14 +49,20 @@ void AddRMSNorm::compute(KernelContext& ctx) {
   const int64_t n = in.n;
   float* y = ctx.output(0, {in.rows, n}).mutable_as<float>();
   float* sum = ctx.output(1, {in.rows, n}).mutable_as<float>();
+  for (int64_t r = 0; in.index != nullptr && r < in.rows; ++r) {
+    if (in.index[r] < 0 || in.index[r] >= in.x_rows) {
+      throw OpError(messages::row_index(r, in.index[r], in.x_rows));
+    }
+  }
   const RmsNormKernels& kernels = kKernels[session.tier];
   for_each_row(session.pool, in.rows, n, [&](int64_t r) {
-    const float* term = in.x + r * n;
+    const int64_t from = (in.index == nullptr ? r : in.index[r]) * n;
+    const float* term = in.x + from;
     if (in.post_weight != nullptr) {
       kernels.norm(term, in.post_weight, n, eps, y + r * n);
       term = y + r * n;
     }
-    kernels.add(term, in.residual + r * n, n, sum + r * n);
+    kernels.add(term, in.residual + from, n, sum + r * n);
     kernels.norm(sum + r * n, in.weight, n, eps, y + r * n);
   });
 }

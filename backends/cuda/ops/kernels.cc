@@ -60,12 +60,15 @@ void RotaryTable::compute(KernelContext& ctx) {
         "rotary_table");
 }
 
-RMSNorm::RMSNorm(const KernelInfo& info, Session& session, int32_t) : session(session), eps(eps_attribute(info)) {}
+RMSNorm::RMSNorm(const KernelInfo& info, Session& session, int32_t node)
+    : session(session), node(node), eps(eps_attribute(info)) {}
 
 namespace {
 
 // Runs the norm; its rows are written once more as the product that usually follows takes them.
-void run_norm(Session& session, NormParams p) {
+void run_norm(Session& session, int32_t node, const NormInputs& in, float eps, float* y, float* residual_out) {
+  NormParams p{in.x, in.residual, in.weight, in.post_weight, in.index, in.rows, in.x_rows,
+               in.n, eps,         y,         residual_out,   {},       nullptr};
   Context& context = session.context;
   context.overwritten(p.y);
   context.overwritten(p.residual_out);
@@ -73,7 +76,7 @@ void run_norm(Session& session, NormParams p) {
     if (wants_int8(session, p.rows)) p.quantized = context.quantized_for(p.y, p.rows, p.n);
     if (wants_bfloat16(session, p.rows)) p.rounded = context.rounded_for(p.y, p.rows, p.n);
   }
-  check(rms_norm(context.launch, p), "rms_norm");
+  check(rms_norm(context.launch, context.sink(node), p), "rms_norm");
 }
 
 }  // namespace
@@ -81,17 +84,17 @@ void run_norm(Session& session, NormParams p) {
 void RMSNorm::compute(KernelContext& ctx) {
   const NormInputs in = norm_inputs(ctx);
   float* y = ctx.output(0, {in.rows, in.n}).mutable_as<float>();
-  run_norm(session, {in.x, nullptr, in.weight, nullptr, in.rows, in.n, eps, y, nullptr, {}, nullptr});
+  run_norm(session, node, in, eps, y, nullptr);
 }
 
-AddRMSNorm::AddRMSNorm(const KernelInfo& info, Session& session, int32_t)
-    : session(session), eps(eps_attribute(info)) {}
+AddRMSNorm::AddRMSNorm(const KernelInfo& info, Session& session, int32_t node)
+    : session(session), node(node), eps(eps_attribute(info)) {}
 
 void AddRMSNorm::compute(KernelContext& ctx) {
   const NormInputs in = add_norm_inputs(ctx);
   float* y = ctx.output(0, {in.rows, in.n}).mutable_as<float>();
   float* sum = ctx.output(1, {in.rows, in.n}).mutable_as<float>();
-  run_norm(session, {in.x, in.residual, in.weight, in.post_weight, in.rows, in.n, eps, y, sum, {}, nullptr});
+  run_norm(session, node, in, eps, y, sum);
 }
 
 // --- Products -----------------------------------------------------------------------------------------------------
@@ -101,8 +104,7 @@ namespace {
 // Products of the same rows with several weights; what a weight's path needs of the rows is made once.
 class Products {
  public:
-  Products(Session& session, int32_t node, const Rows& rows)
-      : session_(session), context_(session.context), sink_(context_.sink(node)), rows_(rows) {
+  Products(Session& session, const Rows& rows) : session_(session), context_(session.context), rows_(rows) {
     if (rows.count > kMaxGridRows) {
       throw OpError("x: expected at most " + std::to_string(kMaxGridRows) + " rows, got " + std::to_string(rows.count));
     }
@@ -136,13 +138,13 @@ class Products {
       return;
     }
     if (!format.is_block() && takes_float(format)) {
-      check(matvec_elements(context_.launch, sink_, rows_, weights, count, {}, out), "matvec_elements");
+      check(matvec_elements(context_.launch, rows_, weights, count, {}, out), "matvec_elements");
       return;
     }
     Product part = out;
     for (int i = 0; i < count; ++i) {
       if (takes_float(format)) {
-        check(matvec_float(context_.launch, sink_, rows_, weights[i], part), "matvec_float");
+        check(matvec_float(context_.launch, rows_, weights[i], part), "matvec_float");
       } else if (takes_wgmma(format)) {
         run_wgmma(weights + i, 1, Epilogue::kNone, part);
       } else if (context_.launch.has_wgmma) {
@@ -161,7 +163,7 @@ class Products {
                  const Product& out) {
     Gate gate{up, epilogue, {}};
     if (!takes_int8(format)) {
-      check(matvec_elements(context_.launch, sink_, rows_, &weight, 1, gate, out), "matvec_elements");
+      check(matvec_elements(context_.launch, rows_, &weight, 1, gate, out), "matvec_elements");
       return;
     }
     const QuantizedRows x = quantized();
@@ -221,22 +223,19 @@ class Products {
   }
 
   QuantizedRows quantized() {
-    if (quantized_.values == nullptr && rows_.index == nullptr) {
-      quantized_ = context_.quantized_of(rows_.x, rows_.count, rows_.k);
-    }
+    if (quantized_.values == nullptr) quantized_ = context_.quantized_of(rows_.x, rows_.count, rows_.k);
     if (quantized_.values == nullptr) {
-      quantized_ = context_.quantized_for(rows_.index == nullptr ? rows_.x : nullptr, rows_.count, rows_.k);
-      check(quantize_rows(context_.launch, sink_, rows_, quantized_), "quantize_rows");
+      quantized_ = context_.quantized_for(rows_.x, rows_.count, rows_.k);
+      check(quantize_rows(context_.launch, rows_, quantized_), "quantize_rows");
     }
     return quantized_;
   }
 
   const void* rounded() {
-    const float* x = rows_.index == nullptr ? rows_.x : nullptr;
-    if (rounded_ == nullptr) rounded_ = context_.rounded_of(x, rows_.count, rows_.k);
+    if (rounded_ == nullptr) rounded_ = context_.rounded_of(rows_.x, rows_.count, rows_.k);
     if (rounded_ == nullptr) {
-      void* made = context_.rounded_for(x, rows_.count, rows_.k);
-      check(round_rows(context_.launch, sink_, rows_, padded_k(), made), "round_rows");
+      void* made = context_.rounded_for(rows_.x, rows_.count, rows_.k);
+      check(round_rows(context_.launch, rows_, padded_k(), made), "round_rows");
       rounded_ = made;
     }
     return rounded_;
@@ -244,7 +243,6 @@ class Products {
 
   Session& session_;
   Context& context_;
-  const ErrorSink sink_;
   const Rows rows_;
   QuantizedRows quantized_{};
   const void* rounded_ = nullptr;
@@ -252,8 +250,8 @@ class Products {
 
 }  // namespace
 
-QMatMul::QMatMul(const KernelInfo& info, Session& session, int32_t node)
-    : session(session), node(node), attributes(product_attributes(info)) {
+QMatMul::QMatMul(const KernelInfo& info, Session& session, int32_t)
+    : session(session), attributes(product_attributes(info)) {
   for (const WeightFormat* format : attributes.formats) {
     session.has_block_formats |= format->is_block();
     session.has_bfloat16_products |= format->format != Format::kF32;
@@ -270,7 +268,7 @@ void QMatMul::compute(KernelContext& ctx) {
   }
   float* y = ctx.output(0, {rows, columns}).mutable_as<float>();
   session.context.overwritten(y);
-  Products products(session, node, {in.x, rows, in_features, nullptr, rows});
+  Products products(session, {in.x, rows, in_features});
   if (epilogue != Epilogue::kNone && formats[0] == formats[1] && products.takes_gate(*formats[0])) {
     return products.run_gated(*formats[0], weights[0], weights[1].data, epilogue, {y, columns, in.bias, 0.0f});
   }
@@ -295,19 +293,17 @@ void QMatMul::compute(KernelContext& ctx) {
   }
 }
 
-LogitsHead::LogitsHead(const KernelInfo& info, Session& session, int32_t node)
-    : session(session), node(node), attributes(head_attributes(info)) {}
+LogitsHead::LogitsHead(const KernelInfo& info, Session& session, int32_t)
+    : session(session), attributes(head_attributes(info)) {}
 
 void LogitsHead::compute(KernelContext& ctx) {
   const auto& [format, in_features, vocab_size, soft_cap] = attributes;
-  const Tensor x = ctx.input(0), indices = ctx.input(1), weight = ctx.input(2);
+  const Tensor x = ctx.input(0), weight = ctx.input(1);
   x.check_shape({-1, in_features});
-  indices.check_shape({-1});
-  const int64_t rows = indices.shape[0];
+  const int64_t rows = x.shape[0];
   float* logits = ctx.output(0, {rows, vocab_size}).mutable_as<float>();
   session.context.overwritten(logits);
-  if (rows > 0 && x.shape[0] == 0) throw OpError("logits_indices: x has no rows");
-  Products products(session, node, {x.as<float>(), rows, in_features, indices.as<int32_t>(), x.shape[0]});
+  Products products(session, {x.as<float>(), rows, in_features});
   const Weight head{head_weight(attributes, weight), format.format, vocab_size, format.row_bytes(in_features)};
   products.run(format, &head, 1, {logits, vocab_size, nullptr, soft_cap});
 }

@@ -32,6 +32,7 @@ struct RMSNorm : RMSNormSpec {
   RMSNorm(const KernelInfo& info, Session& session, int32_t node);
   void compute(KernelContext& ctx);
   Session& session;
+  const int32_t node;
   const float eps;
 };
 
@@ -39,6 +40,7 @@ struct AddRMSNorm : AddRMSNormSpec {
   AddRMSNorm(const KernelInfo& info, Session& session, int32_t node);
   void compute(KernelContext& ctx);
   Session& session;
+  const int32_t node;
   const float eps;
 };
 
@@ -46,7 +48,6 @@ struct QMatMul : QMatMulSpec {
   QMatMul(const KernelInfo& info, Session& session, int32_t node);
   void compute(KernelContext& ctx);
   Session& session;
-  const int32_t node;
   const ProductAttributes attributes;
 };
 
@@ -54,7 +55,6 @@ struct LogitsHead : LogitsHeadSpec {
   LogitsHead(const KernelInfo& info, Session& session, int32_t node);
   void compute(KernelContext& ctx);
   Session& session;
-  const int32_t node;
   const HeadAttributes attributes;
 };
 

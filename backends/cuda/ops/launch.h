@@ -43,10 +43,12 @@ cudaError_t rotary_table(const Launch& on, ErrorSink sink, const int32_t* positi
                          const float* inv_freq, int64_t half, float scale, float* cos_sin);
 
 // y = RMSNorm(x), or with `residual`: residual_out = x + residual (RMSNorm(x, post_weight) + residual if that is given)
-// and y = RMSNorm(residual_out). residual, post_weight and residual_out may be null. `quantized`: y once more, as int8.
+// and y = RMSNorm(residual_out). residual, post_weight and residual_out may be null. `index`: which rows of x and
+// residual to take, checked against x_rows; null: all. `quantized`: y once more, as int8.
 struct NormParams {
   const float *x, *residual, *weight, *post_weight;
-  int64_t rows, n;
+  const int32_t* index;
+  int64_t rows, x_rows, n;  // rows: of y and residual_out
   float eps;
   float *y, *residual_out;
   QuantizedRows quantized;
@@ -54,17 +56,13 @@ struct NormParams {
 };
 // Whether rms_norm can write `quantized` or `rounded` for rows of n.
 bool norm_writes_copies(int64_t n);
-cudaError_t rms_norm(const Launch& on, const NormParams& p);
+cudaError_t rms_norm(const Launch& on, ErrorSink sink, const NormParams& p);
 
 // --- Products -----------------------------------------------------------------------------------------------------
 
-// Rows of x, all of them or those that `index` names (checked against x_rows).
 struct Rows {
-  const float* x;
-  int64_t count;  // rows of the product
-  int64_t k;
-  const int32_t* index;  // may be null
-  int64_t x_rows;
+  const float* x;  // [count][k]
+  int64_t count, k;
 };
 
 struct Weight {
@@ -82,8 +80,8 @@ struct Product {
 };
 
 // quantize.cu
-cudaError_t quantize_rows(const Launch& on, ErrorSink sink, const Rows& rows, const QuantizedRows& out);
-cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64_t padded_k, void* bfloat16_out);
+cudaError_t quantize_rows(const Launch& on, const Rows& rows, const QuantizedRows& out);
+cudaError_t round_rows(const Launch& on, const Rows& rows, int64_t padded_k, void* bfloat16_out);
 // y[row][i] = act(xy[row][i]) * xy[row][n + i]; in `rounded` once more, as bfloat16, unless that is null
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y,
                       void* rounded);
@@ -101,10 +99,10 @@ cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, 
                         int count, const Gate& gate, const Product& out);
 // Float32 activations, any number of rows; a row's bits do not depend on the others.
 // matvec_float.cu: a block format
-cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out);
+cudaError_t matvec_float(const Launch& on, const Rows& rows, const Weight& weight, const Product& out);
 // matvec_elements.cu: a format of single elements
-cudaError_t matvec_elements(const Launch& on, ErrorSink sink, const Rows& rows, const Weight* weights, int count,
-                            const Gate& gate, const Product& out);
+cudaError_t matvec_elements(const Launch& on, const Rows& rows, const Weight* weights, int count, const Gate& gate,
+                            const Product& out);
 // matmul_mma.cu: many rows on tensor cores; x as bfloat16 [rows][padded_k], padded_k a multiple of 64.
 cudaError_t matmul_mma(const Launch& on, const void* x, int64_t rows, int64_t k, int64_t padded_k, const Weight& weight,
                        const Product& out);

@@ -9,7 +9,7 @@
 //   kStages        columns in the ring of a warp
 //   kMostThreads   of a block for one row: bounds the registers
 //   X              a lane's part of a slice of a row of x
-//   Place          (lane, slice, k); x(sink, input, row) -> X
+//   Place          (lane, slice, k); x(input, row) -> X
 //   Weights        (bytes of a slice, place); times(x, sum) -> sum
 #pragma once
 
@@ -140,7 +140,7 @@ __device__ __forceinline__ void wait_for_all_but() {
 
 template <class Source, int kRows>
 __global__ void __launch_bounds__(kRows == 1 ? Source::kMostThreads : kMaxWarps * 32)
-    matvec_kernel(ErrorSink sink, MatvecArguments<typename Source::Input> a) {
+    matvec_kernel(MatvecArguments<typename Source::Input> a) {
   using X = typename Source::X;
   using Weights = typename Source::Weights;
   constexpr bool kKept = kRows <= 2;  // x stays in registers
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kRows == 1 ? Source::kMostThreads : kMaxWarps 
 
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kRows;
   const typename Source::Place place(lane, slice, a.k);
-  const auto row_of_x = [&](int r) { return place.x(sink, a.x, min(first_row + r, a.rows - 1)); };
+  const auto row_of_x = [&](int r) { return place.x(a.x, min(first_row + r, a.rows - 1)); };
   X kept[kKept ? kRows : 1];
   if constexpr (kKept) {
 #pragma unroll
@@ -280,7 +280,7 @@ int resident_blocks(int warps) {
 }
 
 template <class Source, int kRows>
-cudaError_t start_matvec(const Launch& on, const ErrorSink& sink, MatvecArguments<typename Source::Input> a) {
+cudaError_t start_matvec(const Launch& on, MatvecArguments<typename Source::Input> a) {
   constexpr int kColumns = kColumnsOf<kRows>, kShift = kColumns == 8 ? 3 : kColumns == 4 ? 2 : 1;
   a.part_shift = a.up != nullptr ? kShift - 1 : kShift;
   int64_t parts = 0;
@@ -300,7 +300,7 @@ cudaError_t start_matvec(const Launch& on, const ErrorSink& sink, MatvecArgument
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((a.rows + kRows - 1) / kRows));
   const int64_t block_parts = static_cast<int64_t>(a.block_units + (a.more_blocks > 0 ? 1 : 0)) * a.unit_parts;
   const size_t bytes = ring_bytes<Source>(warps) + static_cast<size_t>(block_parts * part_bytes);
-  return launch(on, matvec_kernel<Source, kRows>, grid, dim3(static_cast<unsigned>(warps * 32)), bytes, sink, a);
+  return launch(on, matvec_kernel<Source, kRows>, grid, dim3(static_cast<unsigned>(warps * 32)), bytes, a);
 }
 
 template <class Input>
@@ -326,14 +326,14 @@ MatvecArguments<Input> matvec_arguments(const Input& x, int64_t rows, int64_t k,
 
 // For weights that matvec_fits.
 template <class Source>
-cudaError_t matvec(const Launch& on, const ErrorSink& sink, MatvecArguments<typename Source::Input> a) {
+cudaError_t matvec(const Launch& on, MatvecArguments<typename Source::Input> a) {
   const bool many = a.rows == 1 && ring_bytes<Source>(kMaxWarps) + kBesideRing <= on.shared_bytes;
   a.slices = slices_of(a.k, Source::kSliceWeights);
   a.groups = std::max(1, (many ? kMaxWarps : kFewWarps) / a.slices);
-  if (a.rows == 1) return start_matvec<Source, 1>(on, sink, a);
-  if (a.rows == 2) return start_matvec<Source, 2>(on, sink, a);
-  if (a.rows <= 4) return start_matvec<Source, 4>(on, sink, a);
-  return start_matvec<Source, 8>(on, sink, a);
+  if (a.rows == 1) return start_matvec<Source, 1>(on, a);
+  if (a.rows == 2) return start_matvec<Source, 2>(on, a);
+  if (a.rows <= 4) return start_matvec<Source, 4>(on, a);
+  return start_matvec<Source, 8>(on, a);
 }
 
 }  // namespace trivet::cuda

@@ -23,8 +23,8 @@ struct Elements {
         : lane(lane), first(slice * kSliceWeights + lane * kEach), k(k) {}
     __device__ __forceinline__ bool has(int piece) const { return first + piece * 32 * kEach < k; }
 
-    __device__ __forceinline__ X x(const ErrorSink& sink, const Rows& rows, int64_t row) const {
-      const float* from = row_pointer(sink, rows, row) + first;
+    __device__ __forceinline__ X x(const Rows& rows, int64_t row) const {
+      const float* from = rows.x + row * rows.k + first;
       X result;
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_pair(const Arguments& a, const Segment& se
 
 // kWide: rows are whole 16-byte words of kWide weights each; else one weight at a time.
 template <class T, int kRows, int kWide>
-__global__ void __launch_bounds__(kWarps * 32) pair_kernel(ErrorSink sink, Arguments a, int64_t pairs) {
+__global__ void __launch_bounds__(kWarps * 32) pair_kernel(Arguments a, int64_t pairs) {
   const int lane = threadIdx.x & 31;
   const int64_t pair = static_cast<int64_t>(blockIdx.x) * kWarps + (threadIdx.x >> 5);
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kRows;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kWarps * 32) pair_kernel(ErrorSink sink, Argum
     wait_for_previous();
     if (!inside) return;
     const float* x[kRows];
-    row_pointers(sink, a.x, first, x);
+    row_pointers(a.x, first, x);
 #pragma unroll 4
     for (int i = lane; i < a.k; i += 32) {
 #pragma unroll
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32) pair_kernel(ErrorSink sink, Argum
     wait_for_previous();
     if (!inside) return;
     const float* x[kRows];
-    row_pointers(sink, a.x, first, x);
+    row_pointers(a.x, first, x);
     for (; at < k; at += kAhead<kRows> * 32 * kWide) {
 #pragma unroll
       for (int s = 0; s < kAhead<kRows>; ++s) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kWarps * 32) pair_kernel(ErrorSink sink, Argum
 }
 
 template <class T, int kRows>
-cudaError_t start_pairs(const Launch& on, const ErrorSink& sink, Arguments a, bool wide) {
+cudaError_t start_pairs(const Launch& on, Arguments a, bool wide) {
   int64_t pairs = 0;
   for (int s = 0; s < a.num_segments; ++s) {
     a.segments[s].first_part = pairs;
@@ -176,34 +176,34 @@ cudaError_t start_pairs(const Launch& on, const ErrorSink& sink, Arguments a, bo
   const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps),
                   static_cast<unsigned>((a.rows + kRows - 1) / kRows));
   constexpr int kWide = 16 / sizeof(T);
-  return launch(on, wide ? pair_kernel<T, kRows, kWide> : pair_kernel<T, kRows, 1>, grid, dim3(kWarps * 32), 0, sink, a,
+  return launch(on, wide ? pair_kernel<T, kRows, kWide> : pair_kernel<T, kRows, 1>, grid, dim3(kWarps * 32), 0, a,
                 pairs);
 }
 
 template <class T>
-cudaError_t start(const Launch& on, const ErrorSink& sink, const Arguments& a) {
+cudaError_t start(const Launch& on, const Arguments& a) {
   bool wide = a.row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(a.up) % 16 == 0;
   for (int s = 0; s < a.num_segments; ++s) wide = wide && reinterpret_cast<uintptr_t>(a.segments[s].weight) % 16 == 0;
-  if (wide && matvec_fits<Elements<T>>(on, a.k)) return matvec<Elements<T>>(on, sink, a);
-  if (a.rows == 1) return start_pairs<T, 1>(on, sink, a, wide);
-  if (a.rows == 2) return start_pairs<T, 2>(on, sink, a, wide);
-  if (a.rows <= 4) return start_pairs<T, 4>(on, sink, a, wide);
-  return start_pairs<T, 8>(on, sink, a, wide);
+  if (wide && matvec_fits<Elements<T>>(on, a.k)) return matvec<Elements<T>>(on, a);
+  if (a.rows == 1) return start_pairs<T, 1>(on, a, wide);
+  if (a.rows == 2) return start_pairs<T, 2>(on, a, wide);
+  if (a.rows <= 4) return start_pairs<T, 4>(on, a, wide);
+  return start_pairs<T, 8>(on, a, wide);
 }
 
 }  // namespace
 
-cudaError_t matvec_elements(const Launch& on, ErrorSink sink, const Rows& rows, const Weight* weights, int count,
-                            const Gate& gate, const Product& out) {
+cudaError_t matvec_elements(const Launch& on, const Rows& rows, const Weight* weights, int count, const Gate& gate,
+                            const Product& out) {
   if (rows.count == 0) return cudaSuccess;
   const Arguments a = matvec_arguments(rows, rows.count, rows.k, weights, count, gate, out);
   switch (weights[0].format) {
     case Format::kF32:
-      return start<float>(on, sink, a);
+      return start<float>(on, a);
     case Format::kF16:
-      return start<__half>(on, sink, a);
+      return start<__half>(on, a);
     case Format::kBF16:
-      return start<__nv_bfloat16>(on, sink, a);
+      return start<__nv_bfloat16>(on, a);
     default:
       return cudaErrorInvalidValue;
   }

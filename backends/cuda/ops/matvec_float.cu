@@ -29,14 +29,14 @@ __device__ __forceinline__ void store(const Arguments& a, int64_t first, int64_t
 }
 
 template <Format F, int kRows>
-__global__ void __launch_bounds__(kWarps * 32) block_kernel(ErrorSink sink, Arguments a) {
+__global__ void __launch_bounds__(kWarps * 32) block_kernel(Arguments a) {
   const int lane = threadIdx.x & 31;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarps + (threadIdx.x >> 5);
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kRows;
   wait_for_previous();
   if (column >= a.columns) return;
   const float* x[kRows];
-  row_pointers(sink, a.rows, first, x);
+  row_pointers(a.rows, first, x);
   const uint8_t* weight = a.weight + column * a.row_bytes;
   const int runs = static_cast<int>(a.rows.k / 32);
   float acc[kRows] = {};
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kWarps * 32) block_kernel(ErrorSink sink, Argu
 
 }  // namespace
 
-cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, const Weight& weight, const Product& out) {
+cudaError_t matvec_float(const Launch& on, const Rows& rows, const Weight& weight, const Product& out) {
   if (rows.count == 0) return cudaSuccess;
   const Arguments a{rows, weight.data, weight.rows, weight.row_bytes, out};
   return with_block_format(weight.format, [&](auto tag) {
@@ -69,7 +69,7 @@ cudaError_t matvec_float(const Launch& on, ErrorSink sink, const Rows& rows, con
     const int few = rows.count == 1 ? 1 : 8;
     const dim3 grid(static_cast<unsigned>((a.columns + kWarps - 1) / kWarps),
                     static_cast<unsigned>((rows.count + few - 1) / few));
-    return launch(on, few == 1 ? block_kernel<F, 1> : block_kernel<F, 8>, grid, dim3(kWarps * 32), 0, sink, a);
+    return launch(on, few == 1 ? block_kernel<F, 1> : block_kernel<F, 8>, grid, dim3(kWarps * 32), 0, a);
   });
 }
 

@@ -28,7 +28,7 @@ struct Blocks {
           run(slice * kSliceRuns + Pair::first_run(lane)),
           pair(Pair::first_run(lane), min(kSliceRuns, runs - slice * kSliceRuns)) {}
 
-    __device__ __forceinline__ X x(const ErrorSink&, const QuantizedRows& rows, int64_t row) const {
+    __device__ __forceinline__ X x(const QuantizedRows& rows, int64_t row) const {
       const int4* values = reinterpret_cast<const int4*>(rows.values) + row * runs * 2;
       const float2* scales = rows.scales + row * runs;
       X result;
@@ -64,8 +64,7 @@ cudaError_t matvec_int8(const Launch& on, const QuantizedRows& x, int64_t rows, 
                         int count, const Gate& gate, const Product& out) {
   if (rows == 0) return cudaSuccess;
   const auto a = matvec_arguments(x, rows, k, weights, count, gate, out);
-  return with_block_format(weights[0].format,
-                           [&](auto tag) { return matvec<Blocks<decltype(tag)::value>>(on, {}, a); });
+  return with_block_format(weights[0].format, [&](auto tag) { return matvec<Blocks<decltype(tag)::value>>(on, a); });
 }
 
 }  // namespace trivet::cuda

@@ -14,20 +14,34 @@ __device__ __forceinline__ float inverse_rms(float sum_of_squares, int64_t n, fl
   return __frsqrt_rn(sum_of_squares / static_cast<float>(n) + eps);
 }
 
+// Where the block's row of x and residual begins; with a bad index, row 0.
+__device__ __forceinline__ int64_t source_of(const NormParams& p) {
+  if (p.index == nullptr) return blockIdx.x * p.n;
+  const int64_t row = p.index[blockIdx.x];
+  return row >= 0 && row < p.x_rows ? row * p.n : 0;
+}
+
+// Comes last in a kernel: before, it would take registers of the rows.
+__device__ __forceinline__ void check_index(const ErrorSink& sink, const NormParams& p) {
+  if (p.index == nullptr || threadIdx.x != 0) return;
+  const int64_t row = p.index[blockIdx.x];
+  if (row < 0 || row >= p.x_rows) report(sink, DeviceErrorCode::kRowIndex, blockIdx.x, row, p.x_rows);
+}
+
 // Any n.
-__global__ void __launch_bounds__(kThreads) norm_kernel(NormParams p) {
+__global__ void __launch_bounds__(kThreads) norm_kernel(ErrorSink sink, NormParams p) {
   __shared__ float shared[32];
   wait_for_previous();
-  const int64_t at = blockIdx.x * p.n;
+  const int64_t at = blockIdx.x * p.n, from = source_of(p);
   float post_scale = 1.0f;
   if (p.post_weight != nullptr) {
     float sum = 0.0f;
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) sum += p.x[at + i] * p.x[at + i];
+    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) sum += p.x[from + i] * p.x[from + i];
     post_scale = inverse_rms(block_sum(sum, shared), p.n, p.eps);
   }
   const auto value = [&](int64_t i) {
-    const float term = p.post_weight != nullptr ? p.x[at + i] * post_scale * p.post_weight[i] : p.x[at + i];
-    return p.residual != nullptr ? __fadd_rn(term, p.residual[at + i]) : term;
+    const float term = p.post_weight != nullptr ? p.x[from + i] * post_scale * p.post_weight[i] : p.x[from + i];
+    return p.residual != nullptr ? __fadd_rn(term, p.residual[from + i]) : term;
   };
   float sum = 0.0f;
   for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
@@ -40,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormParams p) {
     if (p.residual_out != nullptr) p.residual_out[at + i] = x;
     p.y[at + i] = x * scale * p.weight[i];
   }
+  check_index(sink, p);
 }
 
 __device__ __forceinline__ float4 quad(const float* p, int64_t i) { return reinterpret_cast<const float4*>(p)[i]; }
@@ -61,10 +76,10 @@ __device__ __forceinline__ float block_sum_once(float x, float* shared) {
 // n a multiple of 128, up to 4 * kMostQuads per thread: rows stay in registers. In a step of few rows, where nothing
 // but latency counts, a first pass over the weights brings the instructions into the caches before the wait.
 template <int kQuads>
-__global__ void __launch_bounds__(kThreadsOf<kQuads>) norm_quads_kernel(NormParams p) {
+__global__ void __launch_bounds__(kThreadsOf<kQuads>) norm_quads_kernel(ErrorSink sink, NormParams p) {
   __shared__ float shared[2][2][32];
   let_next_begin();
-  const int64_t at = blockIdx.x * p.n;
+  const int64_t at = blockIdx.x * p.n, from = source_of(p);  // the index, too, was given with the step
   const int count = static_cast<int>(p.n / 4), thread = threadIdx.x;
   float4 w[kQuads];
 #pragma unroll
@@ -75,8 +90,8 @@ __global__ void __launch_bounds__(kThreadsOf<kQuads>) norm_quads_kernel(NormPara
 #pragma unroll 1
   for (int pass = p.rows <= kFewRows ? 0 : 1; pass < 2; ++pass) {
     if (pass == 1) wait_for_previous();
-    const float* x = pass == 1 ? p.x + at : p.weight;
-    const float* residual = p.residual == nullptr ? nullptr : pass == 1 ? p.residual + at : p.weight;
+    const float* x = pass == 1 ? p.x + from : p.weight;
+    const float* residual = p.residual == nullptr ? nullptr : pass == 1 ? p.residual + from : p.weight;
     float4 v[kQuads], r[kQuads];
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
@@ -123,6 +138,7 @@ __global__ void __launch_bounds__(kThreadsOf<kQuads>) norm_quads_kernel(NormPara
       if (pass == 1) store_quantized(p.quantized, blockIdx.x, p.n, i, q);
     }
   }
+  check_index(sink, p);
 }
 
 // The angle is float32(position) * inv_freq rounded to float32, as the models are trained; the functions in double.
@@ -145,22 +161,22 @@ __global__ void rotary_kernel(ErrorSink sink, const int32_t* positions, int64_t 
 
 bool norm_writes_copies(int64_t n) { return n % 128 == 0 && n <= 4 * kMostThreads * kMostQuads; }
 
-cudaError_t rms_norm(const Launch& on, const NormParams& p) {
+cudaError_t rms_norm(const Launch& on, ErrorSink sink, const NormParams& p) {
   if (p.rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(p.rows));
-  if (!norm_writes_copies(p.n)) return launch(on, norm_kernel, grid, dim3(kThreads), 0, p);
+  if (!norm_writes_copies(p.n)) return launch(on, norm_kernel, grid, dim3(kThreads), 0, sink, p);
   const int64_t quads = p.n / 4;
   const int per_thread = quads <= kThreads ? 1 : quads <= 2 * kThreads ? 2 : quads <= 4 * kThreads ? 4 : kMostQuads;
   const dim3 block(static_cast<unsigned>((quads / 32 + per_thread - 1) / per_thread * 32));
   switch (per_thread) {
     case 1:
-      return launch(on, norm_quads_kernel<1>, grid, block, 0, p);
+      return launch(on, norm_quads_kernel<1>, grid, block, 0, sink, p);
     case 2:
-      return launch(on, norm_quads_kernel<2>, grid, block, 0, p);
+      return launch(on, norm_quads_kernel<2>, grid, block, 0, sink, p);
     case 4:
-      return launch(on, norm_quads_kernel<4>, grid, block, 0, p);
+      return launch(on, norm_quads_kernel<4>, grid, block, 0, sink, p);
     default:
-      return launch(on, norm_quads_kernel<kMostQuads>, grid, block, 0, p);
+      return launch(on, norm_quads_kernel<kMostQuads>, grid, block, 0, sink, p);
   }
 }
 

@@ -4,32 +4,23 @@
 namespace trivet::cuda {
 namespace {
 
-__device__ __forceinline__ int64_t source_row(const ErrorSink& sink, const Rows& rows, int64_t row) {
-  if (rows.index == nullptr) return row;
-  const int32_t wanted = rows.index[row];
-  if (wanted >= 0 && wanted < rows.x_rows) return wanted;
-  if (threadIdx.x == 0) report(sink, DeviceErrorCode::kLogitsIndex, row, wanted, rows.x_rows);
-  return 0;
-}
-
 // d = max|x| / 127, round half to even; eight threads to a block of 32. A value that is not finite makes its block NaN.
-__global__ void quantize_kernel(ErrorSink sink, Rows rows, QuantizedRows out) {
+__global__ void quantize_kernel(Rows rows, QuantizedRows out) {
   wait_for_previous();
   const int64_t row = blockIdx.y, blocks = rows.k / 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const bool inside = at < blocks * 8;
   float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if (inside) v = reinterpret_cast<const float4*>(rows.x + source_row(sink, rows, row) * rows.k)[at];
+  if (inside) v = reinterpret_cast<const float4*>(rows.x + row * rows.k)[at];
   const Quantized8 q = quantize_quad(v);
   if (inside) store_quantized(out, row, rows.k, at, q);
 }
 
-__global__ void round_kernel(ErrorSink sink, Rows rows, int64_t padded_k, __nv_bfloat16* out) {
+__global__ void round_kernel(Rows rows, int64_t padded_k, __nv_bfloat16* out) {
   wait_for_previous();
   const int64_t row = blockIdx.y, at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
-  const int64_t source = source_row(sink, rows, row);
   if (at >= padded_k) return;
-  const float* x = rows.x + source * rows.k + at;
+  const float* x = rows.x + row * rows.k + at;
   float values[8] = {};
   if (rows.k % 4 == 0 && at + 8 <= rows.k) {
     *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(x);
@@ -56,16 +47,16 @@ __global__ void gate_kernel(const float* xy, int64_t rows, int64_t n, Epilogue e
 
 }  // namespace
 
-cudaError_t quantize_rows(const Launch& on, ErrorSink sink, const Rows& rows, const QuantizedRows& out) {
+cudaError_t quantize_rows(const Launch& on, const Rows& rows, const QuantizedRows& out) {
   if (rows.count == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>((rows.k / 4 + 127) / 128), static_cast<unsigned>(rows.count));
-  return launch(on, quantize_kernel, grid, dim3(128), 0, sink, rows, out);
+  return launch(on, quantize_kernel, grid, dim3(128), 0, rows, out);
 }
 
-cudaError_t round_rows(const Launch& on, ErrorSink sink, const Rows& rows, int64_t padded_k, void* bfloat16_out) {
+cudaError_t round_rows(const Launch& on, const Rows& rows, int64_t padded_k, void* bfloat16_out) {
   if (rows.count == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>((padded_k / 8 + 127) / 128), static_cast<unsigned>(rows.count));
-  return launch(on, round_kernel, grid, dim3(128), 0, sink, rows, padded_k, static_cast<__nv_bfloat16*>(bfloat16_out));
+  return launch(on, round_kernel, grid, dim3(128), 0, rows, padded_k, static_cast<__nv_bfloat16*>(bfloat16_out));
 }
 
 cudaError_t gate_rows(const Launch& on, const float* xy, int64_t rows, int64_t n, Epilogue epilogue, float* y,

@@ -134,3 +134,8 @@ def test_a_changed_or_missing_checkpoint_is_refused(package: str) -> None:
         (Path(package) / "trivet.json").write_text(text)
         with pytest.raises(ModelLoadError, match="not a model package"):
             LLM(package)
+    (Path(package) / "trivet.json").write_text('{"schema_version": 1}')  # its graph has other inputs of ops
+    with pytest.raises(
+        ModelLoadError, match=r"schema_version 1, this trivet reads 2\): make it anew with `trivet export`"
+    ):
+        LLM(package)

@@ -96,8 +96,22 @@ def test_gemma_norms_hold_one_plus_w(tiny: Tiny) -> None:
     graph = graph_of(tiny("gemma3", "safetensors")).graph
     folded = next(numpy_helper.to_array(i) for i in graph.initializer if i.name == "model.norm.weight")
     assert np.array_equal(folded, raw + np.float32(1))
-    posts = [n for n in graph.node if n.op_type == "AddRMSNorm" and len(n.input) == 4]
+    posts = [n for n in graph.node if n.op_type == "AddRMSNorm" and len(n.input) > 3 and n.input[3]]
     assert len(posts) == 2 * 7
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_behind_the_last_attention_only_sampled_rows_are_left(name: str, tiny: Tiny) -> None:
+    graph = graph_of(tiny(name, "safetensors")).graph
+    layers = sum(n.op_type == "PagedAttention" for n in graph.node)
+    last = f"layers.{layers - 1}."
+    readers = [n for n in graph.node if "logits_indices" in n.input]
+    assert [n.output[0] for n in readers] == [last + "mlp_norm"]
+    names = [value.rstrip("?") for value in OPS["AddRMSNorm"].inputs]
+    assert readers[0].input[names.index("rows")] == "logits_indices"
+    assert readers[0].input[names.index("x")] == last + "attention_out"
+    shapes = {v.name: v.type.tensor_type.shape.dim[0].dim_param for v in graph.value_info}
+    assert shapes == {f"layers.{i}.residual": "T" for i in range(layers - 1)} | {last + "residual": "S"}
 
 
 def test_kv_offsets_follow_each_other(tiny: Tiny) -> None:
