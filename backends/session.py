@@ -93,7 +93,8 @@ class ModelSession:
 
         device: "cpu", "cuda" or "cuda:N". num_threads: None = the physical cores that this process may use; it and
         cpu_tier are for the CPU only. activation_dtype: "auto" is "int8".
-        extra_outputs: names of inner tensors that run() returns as well (`layers.3.residual`).
+        extra_outputs: names of inner tensors that run() returns as well (`layers.3.residual`); that of
+            the last layer has the sampled rows only.
         meanwhile: called once, when what is left to do is nearly all native: starts work for another thread.
         Raises BackendError subclasses.
         """

@@ -108,7 +108,7 @@ def _inputs(token_ids: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
         "block_table": np.array([[1]], np.int32),
         "query_start_loc": np.array([0, count], np.int32),
         "seq_lens": np.array([count], np.int32),
-        "logits_indices": positions,
+        "logits_indices": positions,  # all, in order: so the last layer's residual has every row, too
         "sampling_floats": sampling_floats,
         "sampling_ints": sampling_ints,
         "token_history": empty,

@@ -106,7 +106,8 @@ def _read_manifest(package_dir: Path) -> Manifest:
         return read_manifest(package_dir)
     except (OSError, ValueError, msgspec.MsgspecError) as exc:
         raise ModelLoadError(
-            f"{package_dir} is not a model package that this trivet reads ({exc}): make it anew with `trivet export`"
+            f"{package_dir} is not a model package that this trivet reads ({exc}): make it anew with `trivet export`, "
+            "or read it with the trivet that made it"
         ) from exc
 
 

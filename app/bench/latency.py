@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ...runtime.llm import LLM
 
 DESCRIPTION = """Measure the latency of one batch: every iteration generates --output-len tokens for --batch-size random
-prompts of --input-len tokens, all admitted at once. The prefix cache is off unless --enable-prefix-caching is given."""
+prompts of --input-len tokens, all admitted at once. Unlike elsewhere, the prefix cache is off unless
+--enable-prefix-caching is given."""
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 

@@ -33,7 +33,8 @@ def run(args: Namespace) -> int:
         return _list_exports(exports, as_json=args.json)
     if unused := [export for export in exports if export.problem]:
         size = console.format_bytes(sum(export.size_bytes for export in unused))
-        console.note(f"note: {len(unused)} exported packages are of no use any more; "
+        count = "1 exported package is" if len(unused) == 1 else f"{len(unused)} exported packages are"
+        console.note(f"note: {count} of no use any more; "
                      f"`trivet rm --unused-exports` frees {size}")  # fmt: skip
     models = model_store.list_models()
     for folder in model_store.broken_folders():

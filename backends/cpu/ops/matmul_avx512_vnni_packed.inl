@@ -80,14 +80,15 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
 }
 
 // Weights that are fetched into the second-level cache while others are multiplied: unpacking alone would wait for the
-// memory, which would then rest until the next panel.
+// memory, which would then rest until the next panel. Past the last tile nothing is accessed, see Rows.
 struct Ahead {
-  const uint8_t* at;
-  const uint8_t* end;
-  int64_t bytes;  // per 32-block of a group, whole lines
+  uintptr_t at;
+  uintptr_t end;
+  uintptr_t bytes;  // per 32-block of a group, whole lines
 
   TRIVET_INLINE void fetch() {
-    for (const uint8_t* until = end - at < bytes ? end : at + bytes; at < until; at += 64) __builtin_prefetch(at, 0, 2);
+    const uintptr_t until = at + bytes < end ? at + bytes : end;
+    for (; at < until; at += 64) __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
   }
 };
 
@@ -258,9 +259,10 @@ void multiply_panels(const PackedTileArgs& args) {
   Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
   const int64_t first_row = args.groups.start(args.first_group);
   const int64_t most = panel_blocks<W>(args.num_blocks, kPanelBlocks);
-  const int64_t bytes = 2 * kTileRows * args.row_bytes;
-  const int64_t lines_in_all = bytes / 64 + 1, blocks = args.num_blocks * (args.last_group - args.first_group);
-  Ahead ahead{args.weight + bytes, args.weight + 2 * bytes, (lines_in_all + blocks - 1) / blocks * 64};
+  const auto bytes = static_cast<uintptr_t>(2 * kTileRows * args.row_bytes);
+  const auto blocks = static_cast<uintptr_t>(args.num_blocks * (args.last_group - args.first_group));
+  const uintptr_t next = reinterpret_cast<uintptr_t>(args.weight) + bytes;
+  Ahead ahead{next, next + bytes, (bytes / 64 + blocks) / blocks * 64};
   for (int64_t first = 0; first < args.num_blocks; first += most) {
     const int count = static_cast<int>(args.num_blocks - first < most ? args.num_blocks - first : most);
     for (int t = 0; t < 2; t++) {

@@ -200,16 +200,14 @@ inline uint64_t bits_of(Visible keys) {
 inline Vec exp2_of(Vec x) {
   x = max(Vec::set(-125.0f), x);
   const Vec bias = Vec::set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vec biased = add(x, bias);
-  const Vec r = sub(x, sub(biased, bias));
+  const Vec n = sub(add(x, bias), bias), r = sub(x, n);
   Vec p = Vec::set(0x1.5bba14p-10f);  // minimax fit of (2^r - 1) / r on [-1/2, 1/2]
   p = mul_add(p, r, Vec::set(0x1.3cea88p-7f));
   p = mul_add(p, r, Vec::set(0x1.c6b752p-5f));
   p = mul_add(p, r, Vec::set(0x1.ebf9bcp-3f));
   p = mul_add(p, r, Vec::set(0x1.62e42ap-1f));
   p = mul_add(p, r, Vec::set(1.0f));
-  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(biased.v), 23);
-  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
+  return {_mm512_scalef_ps(p.v, n.v)};
 }
 
 // All lanes of rows[r] put together with `op` in lane r, in the order of reduce_add and reduce_max.
@@ -233,8 +231,8 @@ inline Vec reduce_rows(const Vec (&rows)[kRows], const Op& op) {
 
 // Softmax of a tile's scores, which are logarithms to base 2: new running maxima and sums, what was there before
 // rescaled. `weights`: 2^(score - maximum) times the value's scale, as integers whose sum is kInt16Max; `steps`: what
-// one of a row's is. Rows that see nothing get zeros. Each pass is over all rows, so that none waits for the sums of
-// one.
+// one of a row's is. Rows that see nothing get zeros. What is hidden from another row adds 2^-125 to its sum, which has
+// a 1 and so stays the same. Each pass is over all rows, so that none waits for the sums of one.
 template <int kRows>
 inline void weigh_rows(const PagedAttentionParams& p, const Visible* keys, const Int16Tile& tile, float* scores,
                        const AttentionState& state, int64_t row, int32_t (*weights)[kTilePairs], float* steps) {
@@ -372,7 +370,7 @@ void attend_int16(const PagedAttentionParams& p, const AttentionItem& item, int6
                                                 scratch.scores, state);
         });
       });
-  for (int64_t r = 0; r < item.num_tokens * p.group; ++r) state.max[r] *= kLn2;
+  for (int64_t r = 0; r < item.num_tokens * p.group; ++r) state.max[r] *= kLn2;  // merging takes natural logarithms
 }
 
 void prepare_with_int16(const PagedAttentionParams& p, int64_t token, float* q) {

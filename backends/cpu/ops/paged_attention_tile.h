@@ -277,11 +277,11 @@ void merge_states(const PagedAttentionParams& p, int64_t rows, const AttentionSt
     const int64_t count = rows - first < Vec::kWidth ? rows - first : Vec::kWidth;
     float old_scale[Vec::kWidth] = {}, part_scale[Vec::kWidth] = {};
     for (int64_t i = 0; i < count; ++i) {
-      float& max = total.max[first + i];
-      const float part_max = part.max[first + i], new_max = part_max > max ? part_max : max;
-      old_scale[i] = max - new_max;
+      const float old_max = total.max[first + i], part_max = part.max[first + i];
+      const float new_max = part_max > old_max ? part_max : old_max;
+      old_scale[i] = old_max - new_max;
       part_scale[i] = part_max - new_max;
-      if (part.sum[first + i] != 0.0f) max = new_max;
+      total.max[first + i] = new_max;
     }
     exp_of(Vec::load(old_scale)).store(old_scale);
     exp_of(Vec::load(part_scale)).store(part_scale);

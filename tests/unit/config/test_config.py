@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from trivet.backends.contract.manifest import (
+    SCHEMA_VERSION,
     Architecture,
     GenerationDefaults,
     KVCacheSpec,
@@ -31,7 +32,7 @@ GIB = 1 << 30
 
 def make_manifest(*, dtype: str = "quantized", max_len: int = 2048, weight_bytes: int = GIB) -> Manifest:
     return Manifest(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         trivet_version="0",
         source_dir="/",
         sources=[Source(name="w.gguf", size_bytes=weight_bytes, mtime_ns=0, digest="")],

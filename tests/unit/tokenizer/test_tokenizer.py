@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trivet.backends.contract.manifest import (
+    SCHEMA_VERSION,
     Architecture,
     GenerationDefaults,
     Manifest,
@@ -33,7 +34,7 @@ def manifest(built: BuiltTokenizer, vocab_size: int) -> Manifest:
         num_parameters=1,
     )
     return Manifest(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         trivet_version="0",
         source_dir="/",
         sources=[],
