@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -72,14 +72,18 @@ def _kind_of(hint: Any) -> tuple[Literal["bool", "int", "float", "str", "json"],
     return kinds[hint], None
 
 
-def add_cli_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag to `parser`; those not given stay out of the namespace, so that defaults remain the config's."""
+def add_cli_flags(parser: argparse.ArgumentParser, default_texts: Mapping[str, str] | None = None) -> None:
+    """Add every flag to `parser`; those not given stay out of the namespace, so that defaults remain the config's.
+
+    default_texts: by field name, the defaults that a command has of its own, for its help.
+    """
     groups: dict[str, argparse._ArgumentGroup] = {}
     for f in iter_cli_fields():
         if f.group not in groups:
             groups[f.group] = parser.add_argument_group(f.group)
         group = groups[f.group]
-        text = f"{f.help.removesuffix('.')} (default: {f.default_text})".replace("%", "%%")
+        default_text = (default_texts or {}).get(f.name, f.default_text)
+        text = f"{f.help.removesuffix('.')} (default: {default_text})".replace("%", "%%")
         help_text = argparse.SUPPRESS if f.hidden else text
         names = (f.flag, *f.aliases)
         if f.kind == "bool":

