@@ -108,6 +108,22 @@ CpuFeatures probe_cpu() {
   return f;
 }
 
+bool prefetches_into_l1() {
+#if defined(__x86_64__)
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  const bool amd = ebx == signature_AMD_ebx && ecx == signature_AMD_ecx && edx == signature_AMD_edx;
+  if (!amd || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr uint32_t kZen5 = 0x1A;
+  return ((eax >> 8) & 0xF) + ((eax >> 20) & 0xFF) == kZen5;  // the family: base and extended
+#else
+  return false;
+#endif
+}
+
 CpuFeatures features_from_list(const std::string& names) {
   CpuFeatures f;
   for (size_t begin = 0; begin < names.size();) {

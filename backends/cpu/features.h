@@ -26,6 +26,11 @@ struct CpuFeatures {
 };
 
 CpuFeatures probe_cpu();
+// Whether what will be read from memory is best prefetched into the first-level cache, or else into the second: the
+// first must be able to wait for many lines. AMD's Zen 5 can (one row is 1.06 to 1.12 times as fast as from the second
+// level), Zen 4 waits for 24 lines, less than the memory's latency hides: there one row takes up to 1.8 times as long
+// (tests/tools/bench_ops.py --rows 1 --formats q4_1,q5_0,q8_0 --n 1920 --k 576 --copies 60).
+bool prefetches_into_l1();
 // The features named in a comma-separated list; throws std::invalid_argument for an unknown name.
 CpuFeatures features_from_list(const std::string& names);
 std::vector<std::string> feature_names(const CpuFeatures& features);

@@ -57,6 +57,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("max,-fma", ALL - {"fma"}),
         ("max,-f16c", ALL - {"f16c"}),
         ("Nehalem", {"sse2"}),
+        ("max,vendor=AuthenticAMD,family=26", ALL | {"prefetches_into_l1"}),
+        ("max,vendor=AuthenticAMD,family=25", ALL),
+        ("max,vendor=GenuineIntel,family=26", ALL),
     ],
 )
 def test_what_is_missing_is_not_found(cpu: str, expected: set[str], program: Path) -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../features.h"
 #include "matmul_activations.h"
 
 namespace trivet {
@@ -79,13 +80,14 @@ void multiply_blocks(const Product& p, const WeightMatrix& w, int64_t r0, int ro
     std::fill_n(whole + rows * row_bytes, (p.width() - rows) * row_bytes, uint8_t{0});
     weight = whole;
   }
+  static const bool into_l1 = prefetches_into_l1();
   const auto format = static_cast<int>(w.format->format);
   const QuantizedForm& form = p.x.form_for(*w.format);
   Panel* panels = ThreadScratch::get<Panel>(kSlotPanel, kMaxTiles);
   if (p.x.packs) {
     float* partial = ThreadScratch::get<float>(kSlotPartial, range.m * kMaxTiles * kTileRows);
     p.kernels.packed_tiles[format]({weight, row_bytes, blocks, form.packed, RowGroups(p.x.m), range.first_group,
-                                    range.last_group, acc, partial, panels});
+                                    range.last_group, acc, partial, panels, into_l1});
     return;
   }
   QuantizedRows x = p.x.rows;
@@ -93,7 +95,7 @@ void multiply_blocks(const Product& p, const WeightMatrix& w, int64_t r0, int ro
   x.d += range.first * blocks;
   x.sum += range.first * blocks;
   x.correction = form.correction + 2 * range.first * blocks;
-  p.kernels.tile[format]({weight, row_bytes, blocks, x, range.m, acc.tile[0], acc.stride, panels});
+  p.kernels.tile[format]({weight, row_bytes, blocks, x, range.m, acc.tile[0], acc.stride, panels, into_l1});
 }
 
 void add_bias(const float* bias, int n, int64_t m, float* acc, int64_t acc_stride) {

@@ -119,7 +119,7 @@ void multiply_group(const Panel* panels, int count, const uint8_t* x, const floa
 
 TileArgs tile_args(const PackedTileArgs& args, int t) {
   const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
-  return {weight, args.row_bytes, args.num_blocks, {}, 0, nullptr, 0, nullptr};
+  return {weight, args.row_bytes, args.num_blocks, {}, 0, nullptr, 0, nullptr, args.into_l1};
 }
 
 // Multiplies one group of MR packed rows with what is unpacked, straight from the registers.
@@ -188,6 +188,7 @@ struct StationarySink {
   // The next line to fetch. Fetched while weights are unpacked, lines on their way from memory would hold up those that
   // are there already.
   const uint8_t* ahead;
+  bool into_l1;
   __m512i w[8][8];  // by 32-block and k-group
 
   TRIVET_INLINE void group(int block, int g, V v) { w[block][g] = v.v; }
@@ -200,7 +201,7 @@ struct StationarySink {
     const uint8_t* fetched = ahead + kTileRows * W::kBytes / W::kBlocks;
     for (int64_t i = 0; i < rows; i++, q += kBlock, d += 4, last += 4, sum += kTileRows) {
       if (ahead < fetched) {
-        __builtin_prefetch(ahead, 0, 3);
+        prefetch(ahead, into_l1);
         ahead += 64;
       }
       __m512i dot[2];  // of elements 0-15 and 16-31
@@ -227,7 +228,7 @@ struct StationarySink {
       }
       _mm512_store_ps(sum, total);
     }
-    for (; ahead < fetched; ahead += 64) __builtin_prefetch(ahead, 0, 3);
+    for (; ahead < fetched; ahead += 64) prefetch(ahead, into_l1);
   }
 
   TRIVET_INLINE void advance(int count) { x += count * rows * kPackedBytes<S>; }
@@ -241,6 +242,7 @@ void multiply_stationary(const PackedTileArgs& args) {
     Rows rows(tile_args(args, t));
     StationarySink<W> sink;
     sink.ahead = rows.leave_prefetching(args.partial);
+    sink.into_l1 = args.into_l1;
     sink.x = args.x;
     sink.rows = m;
     sink.acc = args.partial;

@@ -47,6 +47,7 @@ struct TileArgs {
   float* acc;  // [m, acc_stride], 16 floats are written per row
   int64_t acc_stride;
   Panel* panel;  // scratch
+  bool into_l1;  // see prefetches_into_l1()
 };
 
 inline constexpr int64_t kPanelGroupRows = 6;  // most of each group of more rows: what fits registers with two tiles
@@ -98,6 +99,7 @@ struct PackedTileArgs {
   Sums y;          // from the first group's first row on
   float* partial;  // scratch: 32 floats per row, aligned to 64 bytes
   Panel* panels;   // scratch, 2
+  bool into_l1;
 };
 
 struct FloatTileArgs {
