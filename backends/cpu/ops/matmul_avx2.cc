@@ -10,7 +10,7 @@ namespace trivet {
 namespace {
 
 constexpr int kVectorFloats = 8;
-constexpr int kUnroll = 1;
+constexpr int kUnroll = 8;
 
 struct V {
   __m256i half[2];
@@ -309,7 +309,7 @@ void convert_bf16(const uint8_t* row, int64_t n, float* out) {
 const MatMulKernels kMatMulAvx2 = {
     .q_bytes = 1,
     .quantize = quantize,
-    .tile = TRIVET_BLOCK_TILES,
+    .tile = TRIVET_BY_FORMAT(rows_of_tile),
     .pack = nullptr,
     .packed_tiles = {},
     .float_tile = float_tile,

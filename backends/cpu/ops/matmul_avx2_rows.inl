@@ -1,7 +1,8 @@
-// A panel times activation rows with AVX2; included by matmul_avx2.cc.
+// Weights times activation rows with AVX2; included by matmul_avx2.cc.
 //
-// A register tile is up to 4 activation rows times all 16 weight rows: 8 registers of 16-bit sums of pair products,
-// which leaves room for the weights and one broadcast. What belongs to whole blocks waits in memory meanwhile.
+// One row is multiplied with what is unpacked, straight from the registers. More take panels: a register tile is up to
+// 4 activation rows times all 16 weight rows: 8 registers of 16-bit sums of pair products, which leaves room for the
+// weights and one broadcast. What belongs to whole blocks waits in memory meanwhile.
 
 namespace trivet {
 namespace {
@@ -9,28 +10,25 @@ namespace {
 // Sums stay in the order written: regrouped by the compiler, all products would be under way at once, in memory.
 TRIVET_INLINE void keep(__m256i& v) { asm("" : "+x"(v)); }
 
-// Dwords g of a panel's block: of weight rows 0-7 and of 8-15.
+// Dwords of 8 weight rows.
 template <class W>
-struct WeightGroup {
+struct PairProducts {
   static constexpr bool kFullRange = W::kMax > 128;
-  __m256i w[2];
-  __m256i magnitude[2];  // of full-range bytes, which are signed here
+  __m256i w;
+  __m256i magnitude;  // of full-range bytes, which are signed here
 
-  TRIVET_INLINE explicit WeightGroup(const uint8_t (&q)[kTileRows][4]) {
-    for (int h = 0; h < 2; h++) {
-      w[h] = _mm256_load_si256(reinterpret_cast<const __m256i*>(q[8 * h]));
-      if constexpr (kFullRange) {
-        w[h] = _mm256_xor_si256(w[h], _mm256_set1_epi8(static_cast<char>(0x80)));
-        magnitude[h] = _mm256_abs_epi8(w[h]);
-      }
+  TRIVET_INLINE explicit PairProducts(__m256i stored) : w(stored) {
+    if constexpr (kFullRange) {
+      w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+      magnitude = _mm256_abs_epi8(w);
     }
   }
 
   // Products of 4 elements of 8 rows, added in pairs. Two products of an unsigned byte up to 128 and a signed one fit
   // 16 bits, so full-range bytes go as |w| and x with w's sign.
-  TRIVET_INLINE __m256i times(__m256i x, int h) const {
-    if constexpr (kFullRange) return _mm256_maddubs_epi16(magnitude[h], _mm256_sign_epi8(x, w[h]));
-    return _mm256_maddubs_epi16(w[h], x);
+  TRIVET_INLINE __m256i times(__m256i x) const {
+    if constexpr (kFullRange) return _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w));
+    return _mm256_maddubs_epi16(w, x);
   }
 };
 
@@ -54,13 +52,15 @@ TRIVET_INLINE void dot_products(const uint8_t (&q)[8][kTileRows][4], int first, 
   __m256i pairs[MR][2];
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; g++) {
-    const WeightGroup<W> weights(q[first + g]);
+    const auto* stored = reinterpret_cast<const __m256i*>(q[first + g]);
+    const PairProducts<W> weights[2] = {PairProducts<W>(_mm256_load_si256(stored)),
+                                        PairProducts<W>(_mm256_load_si256(stored + 1))};
 #pragma GCC unroll 4
     for (int i = 0; i < MR; i++) {
       const __m256i four = _mm256_set1_epi32(load_dword(x + i * stride + 4 * (first + g)));
 #pragma GCC unroll 2
       for (int h = 0; h < 2; h++) {
-        const __m256i products = weights.times(four, h);
+        const __m256i products = weights[h].times(four);
         pairs[i][h] = g % kStep == 0 ? products : _mm256_add_epi16(pairs[i][h], products);
         keep(pairs[i][h]);
         if (g % kStep < kStep - 1) continue;
@@ -136,6 +136,87 @@ void product(const Panel& panel, int count, int64_t first, const TileArgs& args)
   }
   for (; i + 2 <= args.m; i += 2) product_rows<W, 2>(panel, count, first, args, i);
   if (i < args.m) product_rows<W, 1>(panel, count, first, args, i);
+}
+
+// Multiplies the only activation row with what is unpacked, straight from the registers. 16-bit sums are by runs of
+// k-groups that fit them.
+template <class W>
+struct RowSink {
+  static constexpr bool kFullRange = W::kMax > 128;
+  static constexpr int kRuns = 8 / kRun<W>;
+  const int8_t* q;
+  const float* d;
+  const float* sum;
+  const int32_t* correction;
+  __m256 acc[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+  V pairs[8][kFullRange ? 1 : kRuns];  // by 32-block and run; of full-range bytes 32-bit sums
+
+  explicit RowSink(const QuantizedRows& x)
+      : q(static_cast<const int8_t*>(x.q)), d(x.d), sum(x.sum), correction(x.correction) {}
+
+  TRIVET_INLINE void group(int block, int g, V v) {
+    const __m256i four = _mm256_set1_epi32(load_dword(q + block * kBlock + 4 * g));
+    V& sums = pairs[block][kFullRange ? 0 : g / kRun<W>];
+    const bool opens = kFullRange ? g == 0 : g % kRun<W> == 0;
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+      const __m256i products = PairProducts<W>(v.half[h]).times(four);
+      if constexpr (kFullRange) {
+        const __m256i wide = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+        sums.half[h] = opens ? wide : _mm256_add_epi32(sums.half[h], wide);
+      } else {
+        sums.half[h] = opens ? products : _mm256_add_epi16(sums.half[h], products);
+      }
+    }
+  }
+
+  // The sums of elements 0-15 or 16-31, or of all.
+  TRIVET_INLINE __m256i dot(int block, int part, int h) const {
+    if constexpr (kFullRange) return pairs[block][0].half[h];
+    constexpr int kParts = W::kHalves ? kRuns / 2 : kRuns;
+    __m256i total = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; i++) {
+      const __m256i run = pairs[block][part * kParts + i].half[h];
+      const __m256i wide = _mm256_madd_epi16(run, _mm256_set1_epi16(1));
+      total = i == 0 ? wide : _mm256_add_epi32(total, wide);
+    }
+    if constexpr (W::kMin) return total;  // no zero point
+    return _mm256_add_epi32(total, _mm256_set1_epi32(correction[2 * block + part]));
+  }
+
+  TRIVET_INLINE void scales(int block, const Scales& scales) {
+#pragma GCC unroll 2
+    for (int part = 0; part < (W::kHalves ? 2 : 1); part++) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; h++) {
+        const __m256 factor = _mm256_mul_ps(scales.d[part].half[h], _mm256_set1_ps(d[block]));
+        acc[h] = _mm256_add_ps(acc[h], _mm256_mul_ps(factor, _mm256_cvtepi32_ps(dot(block, part, h))));
+      }
+    }
+    if constexpr (W::kMin) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; h++) {
+        acc[h] = _mm256_add_ps(acc[h], _mm256_mul_ps(scales.minimum.half[h], _mm256_set1_ps(sum[block])));
+      }
+    }
+  }
+
+  TRIVET_INLINE void advance(int count) {
+    q += count * kBlock;
+    d += count;
+    sum += count;
+    correction += 2 * count;
+  }
+};
+
+template <class W>
+void rows_of_tile(const TileArgs& args) {
+  if (args.m > 1) return tile<W>(args);
+  RowSink<W> sink(args.x);
+  Rows rows(args);
+  unpack_blocks<W>(rows, args.num_blocks, sink);
+  for (int h = 0; h < 2; h++) _mm256_storeu_ps(args.acc + 8 * h, sink.acc[h]);
 }
 
 }  // namespace
