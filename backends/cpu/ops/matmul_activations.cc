@@ -81,22 +81,24 @@ void pack_rows(Activations& a, const SessionContext& session, const MatMulKernel
   for (int f = 0; f < a.num_forms; f++) {
     a.forms[f].packed = carver.take<uint8_t>(a.m * blocks * packed_block_bytes(a.forms[f].halves));
   }
-  // Tasks are groups; of a single one, parts that are worth waking a thread for.
+  // Tasks are groups; of a single one, runs of blocks that are worth waking a thread for: threads that took rows would
+  // write to the same cache lines.
   const RowGroups groups(a.m);
-  const int64_t parts = a.m * k < kSerialElements ? 1 : std::min<int64_t>(a.m, 2 * session.pool.num_threads());
-  const RowGroups tasks(a.m, groups.count == 1 ? parts : groups.count);
-  session.pool.parallel_for(tasks.count, [&](int64_t task, int) {
-    Carver own(kSlotGroup, RowBuffers::bytes(kGroupRows, k, kernels.q_bytes));
-    const RowBuffers rows(own, kGroupRows, k, kernels.q_bytes);
-    const int64_t row = tasks.start(task);
-    const int64_t count = tasks.start(task + 1) - row;
-    const int64_t first_row = groups.count == 1 ? 0 : row;  // of the group
-    const int64_t group_rows = groups.count == 1 ? a.m : count;
-    for (int64_t i = 0; i < count; i++) rows.quantize(kernels, x + (row + i) * k, k, i);
+  const bool splits = groups.count == 1 && a.m * k >= kSerialElements;
+  const int64_t runs = splits ? std::min<int64_t>(blocks, 2 * session.pool.num_threads()) : 1;
+  session.pool.parallel_for(groups.count * runs, [&](int64_t task, int) {
+    const int64_t row = groups.start(task / runs);
+    const int64_t count = groups.start(task / runs + 1) - row;
+    const int64_t first = task % runs * blocks / runs;
+    const int64_t length = (task % runs + 1) * blocks / runs - first;
+    Carver own(kSlotGroup, RowBuffers::bytes(kGroupRows, length * kBlock, kernels.q_bytes));
+    const RowBuffers rows(own, kGroupRows, length * kBlock, kernels.q_bytes);
+    for (int64_t i = 0; i < count; i++) {
+      rows.quantize(kernels, x + (row + i) * k + first * kBlock, length * kBlock, i);
+    }
     for (const QuantizedForm& form : std::span(a.forms, static_cast<size_t>(a.num_forms))) {
-      uint8_t* out = form.packed + first_row * blocks * packed_block_bytes(form.halves);
-      kernels.pack({rows.q, rows.d, rows.sum, nullptr}, rows.sums, {out, group_rows, row - first_row, count}, blocks,
-                   form.zero_point, form.halves);
+      uint8_t* out = form.packed + (row * blocks + count * first) * packed_block_bytes(form.halves);
+      kernels.pack({rows.q, rows.d, rows.sum, nullptr}, rows.sums, count, length, form.zero_point, form.halves, out);
     }
   });
 }

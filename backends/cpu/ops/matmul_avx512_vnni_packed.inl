@@ -347,25 +347,24 @@ void packed_tiles(const PackedTileArgs& args) {
 }
 
 // In the order of packed_block_bytes().
-void pack(const QuantizedRows& x, const int32_t* sums, PackedRows to, int64_t blocks, int zero_point, bool halves) {
+void pack(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
+          uint8_t* out) {
   const auto* q = static_cast<const uint8_t*>(x.q);
-  uint8_t* out = to.group;
   for (int64_t b = 0; b < blocks; b++) {
-    auto* values = reinterpret_cast<float*>(out + to.size * kBlock);
-    auto* corrections = reinterpret_cast<int32_t*>(values) + to.size;
-    for (int64_t i = 0; i < to.count; i++) {
-      const int64_t row = to.first + i;
+    auto* values = reinterpret_cast<float*>(out + rows * kBlock);
+    auto* corrections = reinterpret_cast<int32_t*>(values) + rows;
+    for (int64_t i = 0; i < rows; i++) {
       const int64_t at = i * blocks + b;
-      __builtin_memcpy(out + row * kBlock, q + at * kBlock, kBlock);
-      values[row] = x.d[at];
+      __builtin_memcpy(out + i * kBlock, q + at * kBlock, kBlock);
+      values[i] = x.d[at];
       if (zero_point == 0) {
-        values[to.size + row] = x.sum[at];
+        values[rows + i] = x.sum[at];
       } else {
-        corrections[row] = -zero_point * (halves ? sums[2 * at] : sums[2 * at] + sums[2 * at + 1]);
-        if (halves) corrections[to.size + row] = -zero_point * sums[2 * at + 1];
+        corrections[i] = -zero_point * (halves ? sums[2 * at] : sums[2 * at] + sums[2 * at + 1]);
+        if (halves) corrections[rows + i] = -zero_point * sums[2 * at + 1];
       }
     }
-    out += to.size * packed_block_bytes(halves);
+    out += rows * packed_block_bytes(halves);
   }
 }
 

@@ -74,14 +74,6 @@ struct RowGroups {
 //   float sum[r], with a zero point of 0; else int32 correction[r], or correction[2][r] with halves
 [[gnu::always_inline]] constexpr int64_t packed_block_bytes(bool halves) { return kBlock + 4 + (halves ? 8 : 4); }
 
-// Rows [first, first + count) of a group of `size` rows.
-struct PackedRows {
-  uint8_t* group;
-  int64_t size;
-  int64_t first;
-  int64_t count;
-};
-
 // Results of 32 weight rows: those of rows 16 t ... 16 t + 15 are at tile[t], one activation row every `stride` floats.
 struct Sums {
   float* tile[2];
@@ -119,8 +111,10 @@ struct MatMulKernels {
   // Quantises one row. sums: [k / 32, 2], sum of q per half.
   void (*quantize)(const float* x, int64_t k, void* q, float* d, float* sum, int32_t* sums);
   void (*tile[kNumFormats])(const TileArgs& args);  // by Format; null for float formats
-  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes quantised rows.
-  void (*pack)(const QuantizedRows& x, const int32_t* sums, PackedRows to, int64_t blocks, int zero_point, bool halves);
+  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes some
+  // quantised blocks of all rows of a group.
+  void (*pack)(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
+               uint8_t* out);
   void (*packed_tiles[kNumFormats])(const PackedTileArgs& args);
   void (*float_tile)(const FloatTileArgs& args);
   // Conversion of a row, whole blocks; null = WeightFormat::dequantize.
