@@ -79,6 +79,8 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["chat", "--url", "http://127.0.0.1:9/v1", "-m", "x"], 2, "--model is for a model in this process"),
         (["chat", "--api-key", "x"], 2, "give --url too"),
         (["chat", "--url", "http://127.0.0.1:9/v1"], 1, "no server answers at http://127.0.0.1:9/v1"),
+        (["chat", "--url", "http://127.0.0.1:9"], 1, "no server answers at http://127.0.0.1:9/v1"),
+        (["chat", "--url", "http://127.0.0.1:9/llm/"], 1, "no server answers at http://127.0.0.1:9/llm ("),
         (["chat", "--url", "nonsense"], 1, "is not a server's URL"),
         (["serve", "a", "--model", "b"], 2, "give one of them"),
         (["serve", "--ssl-keyfile", "x"], 2, "go together"),
