@@ -86,7 +86,7 @@ class ModelConfig:
     max_logprobs: int = option(20, "Most logprobs a request may ask for; -1 = the whole vocabulary.")
     logprobs_mode: str = option("raw_logprobs", "What logprobs are.", only=_LATER)
     generation_config: str = option(
-        "auto", "Sampling defaults: auto = the checkpoint's, vllm = none, or a folder with generation_config.json."
+        "auto", "Sampling defaults: auto = the model's own, vllm = none, or a folder with generation_config.json."
     )
     override_generation_config: dict[str, Any] = field(
         default_factory=dict, metadata=option_metadata("Sampling defaults that override generation_config, JSON.")
