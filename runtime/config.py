@@ -128,7 +128,7 @@ class CacheConfig:
         "auto",
         "Type of K and V in the cache; int16_per_token_head: on CPUs with AVX-512 VNNI; fp8 = fp8_e4m3: on GPUs; auto: "
         "int16_per_token_head where there is one and the checkpoint is not float32, else the checkpoint's own type, "
-        "float16 if that is quantised.",
+        "float16 if that is quantised (`trivet doctor -m MODEL` says which).",
         flag="kv_cache_dtype",
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt prefixes.")

@@ -194,6 +194,8 @@ def test_doctor(cli: Any, llama: Path) -> None:
     assert report["problems"] == [] and report["cpu"]["selected_tier"] in report["cpu"]["tiers"]
     assert report["telemetry"] == {"trivet": "none", "onnxruntime": "off", "huggingface_hub": "off"}
     assert report["model"]["max_model_len"] == 512 and report["model"]["kv_cache_bytes"] > 0
+    assert report["model"]["kv_cache_dtype"] == "float32"  # as the checkpoint is
+    assert "(`trivet doctor -m MODEL` says which)" in " ".join(cli("run", "--help").out.split())
     assert report["folders"]["home"]["path"] == str(cli.home)
     assert report["ops"]["loaded_by_onnxruntime"] == report["versions"]["onnxruntime"]
     assert report["environment"]["TRIVET_HOME"] == str(cli.home)
