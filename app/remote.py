@@ -26,11 +26,16 @@ class RemoteSession:
     has_chat_template = True  # the server knows
 
     def __init__(self, url: str, *, api_key: str, model_name: str | None) -> None:
-        """RemoteError when no model name is given and the server's list cannot be had."""
+        """A `url` without a path means its /v1.
+
+        RemoteError when no model name is given and the server's list cannot be had.
+        """
         self._url = url.rstrip("/")
         parts = urllib.parse.urlsplit(self._url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000/v1")
+            raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000")
+        if not parts.path:
+            self._url += "/v1"
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         loopback = parts.hostname in ("localhost", "127.0.0.1", "::1")
         # A proxy of the environment cannot know our loopback.

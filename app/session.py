@@ -186,8 +186,7 @@ def load_engine(
         if export_progress is not None:
             export_progress(stage, fraction)
 
-    package, _ = resolve_package(str(checkpoint), config.load_config, progress=report_export)
-    config = EngineConfig.from_kwargs(model=str(package), usage_context=context, **engine_options)
+    resolve_package(str(checkpoint), config.load_config, progress=report_export)
     return AsyncLLM.from_engine_config(config)
 
 

@@ -86,7 +86,7 @@ class ModelConfig:
     max_logprobs: int = option(20, "Most logprobs a request may ask for; -1 = the whole vocabulary.")
     logprobs_mode: str = option("raw_logprobs", "What logprobs are.", only=_LATER)
     generation_config: str = option(
-        "auto", "Sampling defaults: auto = the checkpoint's, vllm = none, or a folder with generation_config.json."
+        "auto", "Sampling defaults: auto = the model's own, vllm = none, or a folder with generation_config.json."
     )
     override_generation_config: dict[str, Any] = field(
         default_factory=dict, metadata=option_metadata("Sampling defaults that override generation_config, JSON.")
@@ -128,7 +128,7 @@ class CacheConfig:
         "auto",
         "Type of K and V in the cache; int16_per_token_head: on CPUs with AVX-512 VNNI; fp8 = fp8_e4m3: on GPUs; auto: "
         "int16_per_token_head where there is one and the checkpoint is not float32, else the checkpoint's own type, "
-        "float16 if that is quantised.",
+        "float16 if that is quantised (`trivet doctor -m MODEL` says which).",
         flag="kv_cache_dtype",
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt prefixes.")

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def add_session_flags(parser: ArgumentParser) -> None:
     options.add_model_flag(parser)
     parser.add_argument(
-        "--url", nargs="?", const=URL_DEFAULT, metavar="URL", help=f"use a server instead (without URL: {URL_DEFAULT})"
-    )
+        "--url", nargs="?", const=URL_DEFAULT, metavar="URL",
+        help=f"use a server instead; a URL without a path means its /v1 (without URL: {URL_DEFAULT})",
+    )  # fmt: skip
     parser.add_argument("--model-name", metavar="NAME", help="with --url: the server's model (default: its first)")
     parser.add_argument("--api-key", metavar="KEY", help="with --url: its key (default: OPENAI_API_KEY, else EMPTY)")
     parser.add_argument("--stats", action="store_true", help="show time to first token and tokens per second")

@@ -21,6 +21,7 @@ DESCRIPTION = """Describe this installation and this machine: versions, CPU and 
 telemetry, environment variables, and with --model how memory would be used. Fetches nothing.
 The exit status is 1 if something is broken."""
 _PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "jinja2", "msgspec", "fastapi", "uvicorn", "huggingface_hub")
+_NOT_BUILT = "not built"
 _VARIABLES = ("TRIVET_", "ORT_", "HF_", "OMP_NUM_THREADS")  # the environment variables that change what happens
 
 
@@ -95,7 +96,7 @@ def _cuda() -> Any:
     from ...backends.cuda.device import describe_cuda
 
     facts = describe_cuda()
-    facts["library"] = facts["library"] or "not built"
+    facts["library"] = facts["library"] or _NOT_BUILT
     return facts | {"devices": {f"cuda:{device['ordinal']}": device for device in facts["devices"]}}
 
 
@@ -177,9 +178,17 @@ def _text(report: dict[str, Any]) -> str:
     for section, content in report.items():
         if section == "problems":
             continue
-        rows += _rows(section, content)
+        rows += _rows(section, _without_gpu(content) if section == "cuda" else content)
     problems = report["problems"] or ["none"]
     return "\n".join([table(rows), "", *(f"problem: {problem}" for problem in problems)])
+
+
+def _without_gpu(cuda: dict[str, Any] | None) -> Any:
+    """The facts about CUDA, in one line where there is no GPU; a problem that comes of that has the whole text."""
+    if cuda is None or cuda["devices"]:
+        return cuda
+    why = cuda["error"] if cuda["library"] != _NOT_BUILT else "this trivet was built without CUDA"
+    return f"no GPU can be used: {why or 'CUDA offers no device'}"
 
 
 def _rows(name: str, content: Any) -> list[tuple[str, str]]:

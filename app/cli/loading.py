@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...runtime.async_llm import AsyncLLM
     from ..session import Session
 
-URL_DEFAULT = "http://localhost:8000/v1"
+URL_DEFAULT = "http://localhost:8000"
 
 
 def open_engine(args: Namespace, *, serving: bool = False) -> AsyncLLM:

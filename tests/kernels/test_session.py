@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from trivet.backends.cpu import session as cpu_session
 from trivet.backends.cpu.session import CpuSession
 from trivet.backends.errors import (
     BackendError,
-    CheckpointChangedError,
     InvalidInputError,
     KernelError,
     LibraryNotFoundError,
@@ -212,31 +209,6 @@ def test_copied_blocks_continue_a_prompt_bit_for_bit(package: Path, dtype: str) 
         session.copy_blocks([(1, 2)])
 
 
-def test_a_weight_file_that_is_cut_short_is_an_error_not_a_crash(
-    tiny: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "model.gguf"
-    shutil.copy(tiny("llama", "gguf-q8_0"), checkpoint)
-    package = export(checkpoint, tmp_path / "package", verify=False)
-    with ExitStack() as closing:
-        sessions = [ModelSession(package, read_manifest(package)) for _ in range(2)]
-        for session in sessions:
-            closing.callback(session.close)
-            session.allocate_kv_cache(num_blocks=8, block_size=BLOCK_SIZE, dtype="float32")
-        step = step_inputs(PROMPT, 0)
-        expected = sessions[0].run(step, ["logits"])["logits"]
-        renamed = tmp_path / "renamed"
-        checkpoint.rename(renamed)
-        checkpoint.write_bytes(b"")  # another file under the old name
-        np.testing.assert_array_equal(sessions[0].run(step, ["logits"])["logits"], expected)
-        size = renamed.stat().st_size
-        os.truncate(renamed, 1000)
-        says = rf"model\.gguf: the checkpoint was written to .* \({size} bytes when it was loaded, 1000 now\)"
-        for session in sessions:
-            with pytest.raises(CheckpointChangedError, match=says):
-                session.run(step, ["logits"])
-
-
 def test_known_arrays_do_not_hide_an_input_that_is_not_known(open_session: Callable[..., ModelSession]) -> None:
     session, inputs = open_session(), step_inputs(PROMPT, 0)
     session.run(inputs, ["logits"])
@@ -346,12 +318,6 @@ def test_arguments_and_files_are_checked(package: Path, tmp_path: Path) -> None:
         session.allocate_kv_cache(num_blocks=2, block_size=16, dtype="float32")
 
 
-def test_a_missing_checkpoint_is_named(package: Path, tmp_path: Path) -> None:
-    manifest = msgspec.structs.replace(read_manifest(package), source_dir=str(tmp_path))
-    with pytest.raises(SessionCreateError, match=read_manifest(package).sources[0].name):
-        ModelSession(package, manifest)
-
-
 def test_other_work_is_started_once_before_the_session_is_open(package: Path) -> None:
     calls: list[str] = []
     manifest = read_manifest(package)
@@ -361,22 +327,6 @@ def test_other_work_is_started_once_before_the_session_is_open(package: Path) ->
     assert calls == []
     ModelSession(package, manifest, meanwhile=lambda: calls.append("once")).close()
     assert calls == ["once"]
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="maps are counted in /proc")
-def test_a_weight_file_is_mapped_once_and_given_back(package: Path) -> None:
-    """Parts of it would be too short for huge pages."""
-    manifest = read_manifest(package)
-    name = manifest.sources[0].name
-
-    def maps() -> int:
-        return sum(line.rstrip().endswith(f"/{name}") for line in Path("/proc/self/maps").read_text().splitlines())
-
-    before = maps()
-    session = ModelSession(package, manifest)
-    assert maps() == before + 1
-    session.close()
-    assert maps() == before
 
 
 def test_outputs_of_the_run_before_are_forgotten(open_session: Callable[..., ModelSession]) -> None:

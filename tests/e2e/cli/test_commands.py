@@ -79,6 +79,8 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["chat", "--url", "http://127.0.0.1:9/v1", "-m", "x"], 2, "--model is for a model in this process"),
         (["chat", "--api-key", "x"], 2, "give --url too"),
         (["chat", "--url", "http://127.0.0.1:9/v1"], 1, "no server answers at http://127.0.0.1:9/v1"),
+        (["chat", "--url", "http://127.0.0.1:9"], 1, "no server answers at http://127.0.0.1:9/v1"),
+        (["chat", "--url", "http://127.0.0.1:9/llm/"], 1, "no server answers at http://127.0.0.1:9/llm ("),
         (["chat", "--url", "nonsense"], 1, "is not a server's URL"),
         (["serve", "a", "--model", "b"], 2, "give one of them"),
         (["serve", "--ssl-keyfile", "x"], 2, "go together"),
@@ -192,6 +194,8 @@ def test_doctor(cli: Any, llama: Path) -> None:
     assert report["problems"] == [] and report["cpu"]["selected_tier"] in report["cpu"]["tiers"]
     assert report["telemetry"] == {"trivet": "none", "onnxruntime": "off", "huggingface_hub": "off"}
     assert report["model"]["max_model_len"] == 512 and report["model"]["kv_cache_bytes"] > 0
+    assert report["model"]["kv_cache_dtype"] == "float32"  # as the checkpoint is
+    assert "(`trivet doctor -m MODEL` says which)" in " ".join(cli("run", "--help").out.split())
     assert report["folders"]["home"]["path"] == str(cli.home)
     assert report["ops"]["loaded_by_onnxruntime"] == report["versions"]["onnxruntime"]
     assert report["environment"]["TRIVET_HOME"] == str(cli.home)

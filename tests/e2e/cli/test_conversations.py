@@ -373,8 +373,10 @@ def test_chat_with_our_server(cli: Any, llama: Path) -> None:
         assert result.out == cli("chat", "-m", llama, *GREEDY, stdin="Hello\nAgain\n").out
         refused = cli("chat", "--url", f"{url}/v1", "-q", "x", OPENAI_API_KEY="")
         assert refused.status == 1 and "answered 401" in refused.err and "--api-key" in refused.err
-        lost = cli("chat", "--url", url, "--api-key", "secret", "-q", "x")
+        lost = cli("chat", "--url", f"{url}/api", "--api-key", "secret", "-q", "x")
         assert lost.status == 1 and "answered 404: there is nothing at this path" in lost.err
-        assert f"(most servers want --url {url}/v1)" in lost.err
-        completed = cli("complete", "--url", f"{url}/v1", "--api-key", "secret", "Hello", *GREEDY)
-        assert completed.out == cli("complete", "Hello", "-m", llama, *GREEDY).out
+        assert f"(most servers want --url {url}/api/v1)" in lost.err
+        expected = cli("complete", "Hello", "-m", llama, *GREEDY).out
+        for same in (f"{url}/v1", url, f"{url}/"):  # without a path as `trivet serve` says it
+            completed = cli("complete", "--url", same, "--api-key", "secret", "Hello", *GREEDY)
+            assert completed.out == expected, completed.err

@@ -65,7 +65,12 @@ def test_doctor_counts_a_fallback_as_a_problem(cli: Any) -> None:
     assert cli("doctor", "--json", **NO_GPU).json()["device"] == {"chosen": "cpu"}
 
 
-def test_doctor_says_whether_the_cuda_library_is_built(cli: Any) -> None:
-    lines = cli("doctor", **NO_GPU).out.splitlines()
-    library = next(line.split(maxsplit=1)[1] for line in lines if line.startswith("cuda.library "))
-    assert library == (describe_cuda()["library"] or "not built")
+def test_doctor_has_one_line_for_gpus_where_there_is_none(cli: Any) -> None:
+    library = describe_cuda()["library"]
+    cuda = cli("doctor", "--json", **NO_GPU).json()["cuda"]
+    assert (cuda["library"], cuda["devices"]) == (library or "not built", {}) and cuda["error"]
+    result = cli("doctor", **NO_GPU)
+    lines = [line.split(maxsplit=1)[1] for line in result.out.splitlines() if line.startswith("cuda")]
+    assert lines == [f"no GPU can be used: {cuda['error'] if library else 'this trivet was built without CUDA'}"]
+    wanted = cli("doctor", "--device", "cuda", **NO_GPU)
+    assert f"problem: models would run on the CPU: no GPU can be used: {cuda['error']}" in wanted.out
