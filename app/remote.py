@@ -34,6 +34,10 @@ class RemoteSession:
         parts = urllib.parse.urlsplit(self._url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000")
+        if parts.query or parts.fragment:
+            raise RemoteError(
+                f"{url!r} has a query or a fragment; expected a URL like http://localhost:8000/v1 without"
+            )
         if not parts.path:
             self._url += "/v1"
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}

@@ -186,6 +186,7 @@ def load_engine(
         if export_progress is not None:
             export_progress(stage, fraction)
 
+    # Exported here for the progress; the engine finds it again by `model`, whose name may bring sampling defaults.
     resolve_package(str(checkpoint), config.load_config, progress=report_export)
     return AsyncLLM.from_engine_config(config)
 

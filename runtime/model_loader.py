@@ -31,7 +31,7 @@ def resolve_package(
 ) -> tuple[Path, Manifest]:
     """The package folder of a checkpoint, a package or a reference, exporting and fetching as needed.
 
-    The manifest of a model that is named by its catalogue name has the sampling defaults of the catalogue.
+    The manifest of a model of the catalogue, given by its name or reference, has the catalogue's sampling defaults.
     progress(what, share done in [0, 1]). Raises ModelLoadError, or the model store's and the exporters' own errors.
     """
     from .model_store import catalogue, resolve
@@ -43,7 +43,7 @@ def resolve_package(
         path = export(path, verify=load_config.verify, tokenizer_pre=load_config.tokenizer_pre, progress=progress)
     manifest = _read_manifest(path)
     _check_sources(path, manifest)
-    entry = catalogue().models.get(model)
+    entry = catalogue().models.get(catalogue().name_of(model) or model)
     if entry is not None and entry.generation is not None:
         manifest = msgspec.structs.replace(manifest, generation=entry.generation)
     return path, manifest

@@ -72,7 +72,7 @@ class TokenizerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From generation_config.json or GGUF metadata; None = the runtime's own default."""
+    """From generation_config.json, GGUF metadata or the catalogue; None = the runtime's own default."""
 
     temperature: float | None = None
     top_p: float | None = None

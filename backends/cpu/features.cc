@@ -117,8 +117,7 @@ bool prefetches_into_l1() {
   if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return false;
   const bool amd = ebx == signature_AMD_ebx && ecx == signature_AMD_ecx && edx == signature_AMD_edx;
   if (!amd || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return false;
-  constexpr uint32_t kZen5 = 0x1A;
-  return ((eax >> 8) & 0xF) + ((eax >> 20) & 0xFF) == kZen5;  // the family: base and extended
+  return ((eax >> 8) & 0xF) + ((eax >> 20) & 0xFF) == 0x1A;  // the family: base and extended
 #else
   return false;
 #endif

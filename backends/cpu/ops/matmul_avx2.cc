@@ -309,7 +309,7 @@ void convert_bf16(const uint8_t* row, int64_t n, float* out) {
 const MatMulKernels kMatMulAvx2 = {
     .q_bytes = 1,
     .quantize = quantize,
-    .tile = TRIVET_BY_FORMAT(rows_of_tile),
+    .tile = TRIVET_BY_FORMAT(row_or_tile),
     .pack = nullptr,
     .packed_tiles = {},
     .float_tile = float_tile,

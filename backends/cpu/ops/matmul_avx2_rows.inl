@@ -173,7 +173,7 @@ struct RowSink {
   // The sums of elements 0-15 or 16-31, or of all.
   TRIVET_INLINE __m256i dot(int block, int part, int h) const {
     if constexpr (kFullRange) return pairs[block][0].half[h];
-    constexpr int kParts = W::kHalves ? kRuns / 2 : kRuns;
+    constexpr int kParts = kFullRange ? 1 : W::kHalves ? kRuns / 2 : kRuns;
     __m256i total = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int i = 0; i < kParts; i++) {
@@ -211,7 +211,7 @@ struct RowSink {
 };
 
 template <class W>
-void rows_of_tile(const TileArgs& args) {
+void row_or_tile(const TileArgs& args) {
   if (args.m > 1) return tile<W>(args);
   RowSink<W> sink(args.x);
   Rows rows(args);

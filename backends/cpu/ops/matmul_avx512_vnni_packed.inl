@@ -5,10 +5,9 @@
 // broadcast of 4 activations serves both tiles. What is left to wait for is the multiplications themselves: per row,
 // tile and 32-block 8 dot products and 2 scalings, 3 with minima.
 //
-// Few rows are one group, which is multiplied with what is unpacked straight from the registers. Up to 8 rows take the
-// 4 elements of a k-group as they come, all sums in registers; more wait for a whole 32-block of two tiles, whose
-// registers then serve row after row, their sums in memory. Formats with halves have too many sums for the first way
-// beyond 2 rows.
+// Few rows are one group. Up to 8 rows (formats with halves, which have more sums: 2) take the 4 elements of a k-group
+// as they are unpacked, all sums in registers. More wait for a whole 32-block of two tiles, whose registers then serve
+// row after row, their sums in memory.
 
 namespace trivet {
 namespace {
@@ -178,10 +177,10 @@ constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kMostDirectRows] 
     multiply_directly<W, 1>, multiply_directly<W, 2>, multiply_directly<W, 3>, multiply_directly<W, 4>,
     multiply_directly<W, 5>, multiply_directly<W, 6>, multiply_directly<W, 7>, multiply_directly<W, 8>};
 
-// Multiplies one group of any size with two tiles, a whole 32-block of weights at a time: the first tile's were
-// unpacked before, the second's are as they come. The tiles share what is loaded of a row. With one tile there would be
-// a load for each multiplication, and few CPUs do more of those: 9 to 24 rows would take 1.02 to 1.15 times as long on
-// a Sapphire Rapids (Zen 4 does fewer multiplications: 0.93 with q6_k to 1.08 with q4_1).
+// Multiplies one group of any size with two tiles, a whole 32-block of weights at a time: the first tile's wait in a
+// panel, the second's are multiplied as they come. The tiles share what is loaded of a row; with one there would be a
+// load for each multiplication. On a Sapphire Rapids that makes 9 to 24 rows 1.02 to 1.15 times as fast; on a Zen 4,
+// which does fewer multiplications per load, q4_1 is 8 % faster and q6_k 7 % slower.
 template <class W>
 struct StationarySink {
   using S = Scaling<W::kMin, W::kHalves>;
@@ -190,20 +189,14 @@ struct StationarySink {
   int64_t rows;
   float* acc;             // [rows, 2, kTileRows]
   const Panel& unpacked;  // of the first tile
-  // The next line to fetch. Fetched while weights are unpacked, lines on their way from memory would hold up those that
-  // are there already.
+  // The next line to fetch, into the second-level cache: two tiles and the rows would not fit the first. Fetched while
+  // weights are unpacked, lines on their way from memory would hold up those that are there already.
   const uint8_t* ahead;
-  bool into_l1;
-  int first = 0;      // block of `unpacked`
-  __m512i w[8][8]{};  // by 32-block and k-group
+  int first = 0;    // block of `unpacked`
+  __m512i w[8][8];  // by 32-block and k-group
 
   StationarySink(const PackedTileArgs& args, const uint8_t* next)
-      : x(args.x),
-        rows(args.groups.rows),
-        acc(args.partial),
-        unpacked(args.panels[0]),
-        ahead(next),
-        into_l1(args.into_l1) {}
+      : x(args.x), rows(args.groups.rows), acc(args.partial), unpacked(args.panels[0]), ahead(next) {}
 
   TRIVET_INLINE void group(int block, int g, V v) { w[block][g] = v.v; }
 
@@ -233,7 +226,7 @@ struct StationarySink {
     }
     for (int64_t i = 0; i < rows; i++, q += kBlock, d += 4, last += 4, sum += 2 * kTileRows) {
       if (ahead < fetched) {
-        prefetch(ahead, into_l1);
+        prefetch(ahead, false);
         ahead += 64;
       }
       const __m512 scale = _mm512_castsi512_ps(broadcast(d));
@@ -262,7 +255,7 @@ struct StationarySink {
       _mm512_store_ps(sum, total[0]);
       _mm512_store_ps(sum + kTileRows, total[1]);
     }
-    for (; ahead < fetched; ahead += 64) prefetch(ahead, into_l1);
+    for (; ahead < fetched; ahead += 64) prefetch(ahead, false);
   }
 
   TRIVET_INLINE void advance(int count) {

@@ -79,7 +79,8 @@ TRIVET_INLINE V high_nibbles(V v) { return shr(v, 4) & splat(0x0F0F0F0Fu); }
 
 // Each format: kMax, the largest integer it stores; kMin, whether it has minima; kHalves, whether elements 0-15 and
 // 16-31 have own scales; kBlocks, 32-blocks per format block; kBytes, its size; unpack(rows, sink), which calls
-//   sink.group(block, g, v)       elements 4 g ... 4 g + 3 of a 32-block, as soon as they are there; any order
+//   sink.group(block, g, v)       elements 4 g ... 4 g + 3 of a 32-block, as soon as they are there; those of elements
+//                                 0-15 in order, those of 16-31 in order, and g = 0 before g = 4
 //   sink.scales(block, scales)    after the groups of the block; blocks in order
 // A format whose blocks are whole dwords may add a way to unpack kGroup of them at once, unpack_group.
 

@@ -33,10 +33,13 @@ def stored(trivet_home: Path, tiny: Callable[[str, str], Path]) -> Path:
 
 def test_its_sampling_defaults_are_those_of_the_catalogue(cli: Any, stored: Path, trivet_home: Path) -> None:
     home = {"TRIVET_HOME": str(trivet_home)}
-    by_name = [cli(*RUN, *flags, **home) for flags in ([], ["-m", "smollm2"])]  # it is the default model
+    reference = catalogue().models["smollm2"].reference
+    by_name = [
+        cli(*RUN, *flags, **home) for flags in ([], ["-m", "smollm2"], ["-m", reference])
+    ]  # [] = the default model
     by_file = cli(*RUN, "-m", stored, **home)
     asked = cli(*RUN, "-m", stored, "--temperature", 0.2, "--top-p", 0.9, **home)
-    assert by_name[0].out == by_name[1].out == asked.out != by_file.out, by_name[0].err
+    assert {run.out for run in by_name} == {asked.out} != {by_file.out}, by_name[0].err
     for hot in (
         ["--temperature", 1, "--top-p", 1],
         ["--override-generation-config", json.dumps({"temperature": 1, "top_p": 1})],
