@@ -31,13 +31,8 @@ class RemoteSession:
         RemoteError when no model name is given and the server's list cannot be had.
         """
         self._url = url.rstrip("/")
-        parts = urllib.parse.urlsplit(self._url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000")
-        if parts.query or parts.fragment:
-            raise RemoteError(
-                f"{url!r} has a query or a fragment; expected a URL like http://localhost:8000/v1 without"
-            )
+        parts = _server_address(self._url)
+        self._origin = f"{parts.scheme}://{parts.netloc}"
         if not parts.path:
             self._url += "/v1"
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
@@ -91,13 +86,29 @@ class RemoteSession:
         except urllib.error.HTTPError as error:
             hint = " (--api-key or OPENAI_API_KEY)" if error.code == 401 else ""
             if error.code == 404 and not self._url.endswith("/v1"):
-                hint = f" (most servers want --url {self._url}/v1)"
+                hint = f" (most servers want --url {self._origin}/v1)"
             raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}{hint}") from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise RemoteError(
                 f"no server answers at {self._url} ({reason}); start one with `trivet serve`, or give another --url"
             ) from error
+
+
+def _server_address(url: str) -> urllib.parse.SplitResult:
+    """The parts of the URL of a server's API. RemoteError where one of them would not be honoured."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000")
+    try:
+        _ = parts.port
+    except ValueError as error:  # a larger one would reach another port
+        raise RemoteError(f"{url!r} has no valid port ({error}); expected one from 0 to 65535") from error
+    if "@" in parts.netloc:
+        raise RemoteError("the server's URL has a user name; expected one without, and a key in --api-key")
+    if parts.query or parts.fragment:
+        raise RemoteError(f"{url!r} has a query or a fragment; expected a URL like http://localhost:8000/v1")
+    return parts
 
 
 def _parse_chunk(payload: bytes) -> Delta:

@@ -375,7 +375,7 @@ def test_chat_with_our_server(cli: Any, llama: Path) -> None:
         assert refused.status == 1 and "answered 401" in refused.err and "--api-key" in refused.err
         lost = cli("chat", "--url", f"{url}/api", "--api-key", "secret", "-q", "x")
         assert lost.status == 1 and "answered 404: there is nothing at this path" in lost.err
-        assert f"(most servers want --url {url}/api/v1)" in lost.err
+        assert f"(most servers want --url {url}/v1)" in lost.err
         expected = cli("complete", "Hello", "-m", llama, *GREEDY).out
         for same in (f"{url}/v1", url, f"{url}/"):  # without a path as `trivet serve` says it
             completed = cli("complete", "--url", same, "--api-key", "secret", "Hello", *GREEDY)
