@@ -111,8 +111,8 @@ struct MatMulKernels {
   // Quantises one row. sums: [k / 32, 2], sum of q per half.
   void (*quantize)(const float* x, int64_t k, void* q, float* d, float* sum, int32_t* sums);
   void (*tile[kNumFormats])(const TileArgs& args);  // by Format; null for float formats
-  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes some quantised blocks of all rows of
-  // a group.
+  // With kMinPackedRows and more rows; null = the tier has tile() only. pack() takes some quantised blocks of each
+  // row of a group.
   void (*pack)(const QuantizedRows& x, const int32_t* sums, int64_t rows, int64_t blocks, int zero_point, bool halves,
                uint8_t* out);
   void (*packed_tiles[kNumFormats])(const PackedTileArgs& args);
