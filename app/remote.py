@@ -97,8 +97,11 @@ class RemoteSession:
 
 def _server_address(url: str) -> urllib.parse.SplitResult:
     """The parts of the URL of a server's API. RemoteError where one of them would not be honoured."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError as error:  # brackets that hold no address
+        raise RemoteError(f"{url!r} is not a server's URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or " " in url:
         raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000")
     try:
         _ = parts.port

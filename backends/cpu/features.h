@@ -30,8 +30,7 @@ CpuFeatures probe_cpu();
 // takes a core which can wait for many lines there. True for AMD's family 1Ah: on a Zen 5 one row was 1.06 to 1.12
 // times as fast (tests/tools/bench_ops.py --rows 1 --formats q4_1,q5_0,q8_0 --n 9728 --k 896 --copies 30, then against
 // the second level two tiles ahead). Zen 4 waits for 24 lines, too few for the memory's latency: it took up to 1.8
-// times as long (--n 1920 --k 576 --copies 60). A Sapphire Rapids with 16 threads is 1.02 to 1.05 times as fast with
-// the second level; others have that too and were not measured.
+// times as long (--n 1920 --k 576 --copies 60). Others take the second level, too, and were not compared op by op.
 bool prefetches_into_l1();
 // The features named in a comma-separated list; throws std::invalid_argument for an unknown name.
 CpuFeatures features_from_list(const std::string& names);

@@ -179,8 +179,10 @@ constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kMostDirectRows] 
 
 // Multiplies one group of any size with two tiles, a whole 32-block of weights at a time: the first tile's wait in a
 // panel, the second's are multiplied as they come. The tiles share what is loaded of a row; with one there would be a
-// load for each multiplication. On a Sapphire Rapids that makes 9 to 24 rows 1.02 to 1.15 times as fast; on a Zen 4,
-// which does fewer multiplications per load, q4_1 is 8 % faster and q6_k 7 % slower.
+// load for each multiplication. Of use where a core does no more loads than multiplications: called alone on a Sapphire
+// Rapids, 9 to 24 rows are 1.02 to 1.15 times as fast. Zen 4 does half as many multiplications: 9 rows 0.9 to 1.0, 16
+// rows 0.95 to 1.03, 24 rows 1.0 to 1.07 (tests/tools/bench_ops.py --rows 9,16,24 --formats q4_1,q5_0,q8_0,q4_k,q6_k
+// --n 1920 --k 768 --copies 60, before and after).
 template <class W>
 struct StationarySink {
   using S = Scaling<W::kMin, W::kHalves>;
@@ -226,7 +228,7 @@ struct StationarySink {
     }
     for (int64_t i = 0; i < rows; i++, q += kBlock, d += 4, last += 4, sum += 2 * kTileRows) {
       if (ahead < fetched) {
-        prefetch(ahead, false);
+        __builtin_prefetch(ahead, 0, 2);
         ahead += 64;
       }
       const __m512 scale = _mm512_castsi512_ps(broadcast(d));
@@ -255,7 +257,7 @@ struct StationarySink {
       _mm512_store_ps(sum, total[0]);
       _mm512_store_ps(sum + kTileRows, total[1]);
     }
-    for (; ahead < fetched; ahead += 64) prefetch(ahead, false);
+    for (; ahead < fetched; ahead += 64) __builtin_prefetch(ahead, 0, 2);
   }
 
   TRIVET_INLINE void advance(int count) {

@@ -82,6 +82,8 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["chat", "--url", "http://127.0.0.1:9"], 1, "no server answers at http://127.0.0.1:9/v1"),
         (["chat", "--url", "http://127.0.0.1:9/llm/"], 1, "no server answers at http://127.0.0.1:9/llm ("),
         (["chat", "--url", "nonsense"], 1, "is not a server's URL"),
+        (["chat", "--url", "http://[::1"], 1, "is not a server's URL: Invalid IPv6 URL"),
+        (["chat", "--url", "http://local host:8000"], 1, "is not a server's URL"),
         (["chat", "--url", "http://localhost:8000?key=1"], 1, "has a query or a fragment"),
         (["chat", "--url", "http://localhost:73536"], 1, "has no valid port (Port out of range 0-65535)"),
         (["chat", "--url", "http://me:secret@localhost:8000"], 1, "has a user name; expected one without"),
