@@ -140,8 +140,29 @@ def matmul(x: Array, fmt: str, weight: Array, activation_dtype: str) -> tuple[Ar
     return wide @ w.T, np.abs(wide) @ np.abs(w).T
 
 
-def matmul_bits(x: Array, fmt: str, weight: Array) -> Array:
-    """The float32 sequence of ARCHITECTURE.md, operation by operation: what every tier must give, bit for bit."""
+def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """float32 a * b + c, rounded once."""
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact
+    wide = c.astype(np.float64)
+    total = product + wide
+    # What the sum lost (Knuth's TwoSum). Where it lost something, its last bit is made 1 ("rounding to odd"), which
+    # keeps the second rounding, to float32, from taking an inexact sum for the middle between two numbers.
+    back = total - product
+    lost = (product - (total - back)) + (wide - back)
+    bits = total.view(np.int64)
+    even = (lost != 0) & (bits % 2 == 0)
+    away = (lost > 0) == (total > 0)
+    return np.where(even, bits + np.where(away, 1, -1), bits).view(np.float64).astype(np.float32)
+
+
+def rounded_multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """float32 a * b + c, the product rounded, too."""
+    return np.asarray(a * b + c)
+
+
+def matmul_bits(x: Array, fmt: str, weight: Array, tier: str) -> Array:
+    """The float32 sequence of ARCHITECTURE.md, operation by operation: what the tier must give, bit for bit."""
+    multiply_add = rounded_multiply_add if tier == "baseline" else fused_multiply_add
     q, scale, minimum = split_blocks(fmt, weight)
     xq, d = quantize_activations(x)
     total = (d * xq.sum(axis=-1).astype(np.float32)).astype(np.float32)
@@ -151,9 +172,9 @@ def matmul_bits(x: Array, fmt: str, weight: Array) -> Array:
         for part in range(32 // width):
             at = slice(part * width, (part + 1) * width)
             dot = (xq[:, None, block, at] * q[None, :, block, at]).sum(axis=-1)
-            acc = acc + (scale[None, :, block, part] * d[:, block, None]) * dot.astype(np.float32)
+            acc = multiply_add(scale[None, :, block, part] * d[:, block, None], dot.astype(np.float32), acc)
         if fmt.endswith("_1") or fmt in ("q4_k", "q5_k"):
-            acc = acc + minimum[None, :, block] * total[:, block, None]
+            acc = multiply_add(minimum[None, :, block], total[:, block, None], acc)
     return acc
 
 

@@ -81,11 +81,11 @@ void pack_rows(Activations& a, const SessionContext& session, const MatMulKernel
   for (int f = 0; f < a.num_forms; f++) {
     a.forms[f].packed = carver.take<uint8_t>(a.m * blocks * packed_block_bytes(a.forms[f].halves));
   }
-  // Tasks are groups; of a single one, runs of blocks that are worth waking a thread for: threads that took rows would
-  // write to the same cache lines.
+  // Tasks are groups; where those are few, runs of their blocks, if that is worth waking a thread: threads that took
+  // rows would write to the same cache lines.
   const RowGroups groups(a.m);
-  const bool splits = groups.count == 1 && a.m * k >= kSerialElements;
-  const int64_t runs = splits ? std::min<int64_t>(blocks, 2 * session.pool.num_threads()) : 1;
+  const int64_t wanted = a.m * k >= kSerialElements ? 2 * session.pool.num_threads() / groups.count : 1;
+  const int64_t runs = std::clamp<int64_t>(wanted, 1, blocks);
   session.pool.parallel_for(groups.count * runs, [&](int64_t task, int) {
     const int64_t row = groups.start(task / runs);
     const int64_t count = groups.start(task / runs + 1) - row;

@@ -108,7 +108,7 @@ void product_rows(const Panel& panel, int count, int64_t first, const TileArgs& 
           const __m256 factor = _mm256_mul_ps(_mm256_load_ps(panel.d[b][part] + 8 * h), scale);
           // Formats with minima have no zero point, nor has the signed form of full-range bytes.
           const __m256i whole = W::kMin || W::kMax > 128 ? dot[i][h] : _mm256_add_epi32(dot[i][h], zero);
-          acc[i][h] = _mm256_add_ps(acc[i][h], _mm256_mul_ps(factor, _mm256_cvtepi32_ps(whole)));
+          acc[i][h] = _mm256_fmadd_ps(factor, _mm256_cvtepi32_ps(whole), acc[i][h]);
         }
       }
     }
@@ -118,7 +118,7 @@ void product_rows(const Panel& panel, int count, int64_t first, const TileArgs& 
         const __m256 scale = _mm256_set1_ps(sum[i * blocks + b]);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
-          acc[i][h] = _mm256_add_ps(acc[i][h], _mm256_mul_ps(_mm256_load_ps(panel.m[b] + 8 * h), scale));
+          acc[i][h] = _mm256_fmadd_ps(_mm256_load_ps(panel.m[b] + 8 * h), scale, acc[i][h]);
         }
       }
     }
@@ -191,13 +191,13 @@ struct RowSink {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; h++) {
         const __m256 factor = _mm256_mul_ps(scales.d[part].half[h], _mm256_set1_ps(d[block]));
-        acc[h] = _mm256_add_ps(acc[h], _mm256_mul_ps(factor, _mm256_cvtepi32_ps(dot(block, part, h))));
+        acc[h] = _mm256_fmadd_ps(factor, _mm256_cvtepi32_ps(dot(block, part, h)), acc[h]);
       }
     }
     if constexpr (W::kMin) {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; h++) {
-        acc[h] = _mm256_add_ps(acc[h], _mm256_mul_ps(scales.minimum.half[h], _mm256_set1_ps(sum[block])));
+        acc[h] = _mm256_fmadd_ps(scales.minimum.half[h], _mm256_set1_ps(sum[block]), acc[h]);
       }
     }
   }

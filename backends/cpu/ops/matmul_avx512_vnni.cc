@@ -163,10 +163,10 @@ struct RowSink {
 #pragma GCC unroll 2
     for (int h = 0; h < (W::kHalves ? 2 : 1); h++) {
       const __m512 factor = _mm512_mul_ps(scales.d[h].v, _mm512_set1_ps(d[block]));
-      acc = _mm512_add_ps(acc, _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[block][h])));
+      acc = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(dot[block][h]), acc);
     }
     if constexpr (W::kMin) {
-      acc = _mm512_add_ps(acc, _mm512_mul_ps(scales.minimum.v, _mm512_set1_ps(sum[block])));
+      acc = _mm512_fmadd_ps(scales.minimum.v, _mm512_set1_ps(sum[block]), acc);
     }
   }
 

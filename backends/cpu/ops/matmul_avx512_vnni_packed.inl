@@ -1,13 +1,11 @@
 // Two and more activation rows with AVX-512 VNNI; included by matmul_avx512_vnni.cc. Rows are packed in groups, so that
 // all of a group is one sequential stream.
 //
-// Many rows: two tiles of weights are unpacked, some blocks at a time, and multiplied with group after group; a
-// broadcast of 4 activations serves both tiles. What is left to wait for is the multiplications themselves: per row,
-// tile and 32-block 8 dot products and 2 scalings, 3 with minima.
+// Up to 8 rows are one group, which takes the 4 elements of a k-group as they are unpacked, all sums in registers.
 //
-// Few rows are one group. Up to 8 rows (formats with halves, which have more sums: 2) take the 4 elements of a k-group
-// as they are unpacked, all sums in registers. More wait for a whole 32-block of two tiles, whose registers then serve
-// row after row, their sums in memory.
+// For more rows two tiles of weights are unpacked, some blocks at a time, and multiplied with group after group; a
+// broadcast of 4 activations serves both tiles. What is left to wait for is the multiplications themselves: per row,
+// tile and 32-block 8 dot products, a conversion and 2 scalings, 3 with minima.
 
 namespace trivet {
 namespace {
@@ -62,7 +60,7 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
         const __m512 factor = _mm512_mul_ps(d, _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(scale + 4 * i))));
-        acc[i][t] = _mm512_add_ps(acc[i][t], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[i][t])));
+        acc[i][t] = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(dot[i][t]), acc[i][t]);
       }
     }
   }
@@ -73,7 +71,7 @@ TRIVET_INLINE void multiply_block(const Panel* panels, int b, const uint8_t* x, 
 #pragma GCC unroll 8
       for (int i = 0; i < MR; i++) {
         const __m512 sum = _mm512_castsi512_ps(_mm512_set1_epi32(load_dword(last + 4 * i)));
-        acc[i][t] = _mm512_add_ps(acc[i][t], _mm512_mul_ps(minimum, sum));
+        acc[i][t] = _mm512_fmadd_ps(minimum, sum, acc[i][t]);
       }
     }
   }
@@ -117,6 +115,13 @@ void multiply_group(const Panel* panels, int count, const uint8_t* x, const floa
   }
 }
 
+// By the rows of a group that is not the only one: more than kGroupRows in groups of nearly equal size.
+constexpr int64_t kLeastPanelGroupRows = 4;
+static_assert(kGroupRows == 8 && kPanelGroupRows == 6);
+template <class S>
+constexpr decltype(&multiply_group<S, 4>) kMultiplyGroup[] = {multiply_group<S, 4>, multiply_group<S, 5>,
+                                                              multiply_group<S, 6>};
+
 TileArgs tile_args(const PackedTileArgs& args, int t) {
   const uint8_t* weight = args.weight + t * kTileRows * args.row_bytes;
   return {weight, args.row_bytes, args.num_blocks, {}, 0, nullptr, 0, nullptr, args.into_l1};
@@ -150,9 +155,9 @@ struct DirectSink {
 #pragma GCC unroll 2
       for (int h = 0; h < (W::kHalves ? 2 : 1); h++) {
         const __m512 factor = _mm512_mul_ps(scales.d[h].v, value(i));
-        acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[block][h][i])));
+        acc[i] = _mm512_fmadd_ps(factor, _mm512_cvtepi32_ps(dot[block][h][i]), acc[i]);
       }
-      if constexpr (W::kMin) acc[i] = _mm512_add_ps(acc[i], _mm512_mul_ps(scales.minimum.v, value(MR + i)));
+      if constexpr (W::kMin) acc[i] = _mm512_fmadd_ps(scales.minimum.v, value(MR + i), acc[i]);
     }
   }
 
@@ -171,134 +176,12 @@ void multiply_directly(const PackedTileArgs& args) {
   }
 }
 
-constexpr int64_t kMostDirectRows = 8;
 template <class W>
-constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kMostDirectRows] = {
+constexpr decltype(&multiply_directly<W, 1>) kMultiplyDirectly[kGroupRows] = {
     multiply_directly<W, 1>, multiply_directly<W, 2>, multiply_directly<W, 3>, multiply_directly<W, 4>,
     multiply_directly<W, 5>, multiply_directly<W, 6>, multiply_directly<W, 7>, multiply_directly<W, 8>};
 
-// Multiplies one group of any size with two tiles, a whole 32-block of weights at a time: the first tile's wait in a
-// panel, the second's are multiplied as they come. The tiles share what is loaded of a row; with one there would be a
-// load for each multiplication. Of use where a core does no more loads than multiplications: called alone on a Sapphire
-// Rapids, 9 to 24 rows are 1.02 to 1.15 times as fast. Zen 4 does half as many multiplications: 9 rows 0.9 to 1.0, 16
-// rows 0.95 to 1.03, 24 rows 1.0 to 1.07 (tests/tools/bench_ops.py --rows 9,16,24 --formats q4_1,q5_0,q8_0,q4_k,q6_k
-// --n 1920 --k 768 --copies 60, before and after).
-template <class W>
-struct StationarySink {
-  using S = Scaling<W::kMin, W::kHalves>;
-  static constexpr int kHalves = W::kHalves ? 2 : 1;
-  const uint8_t* x;
-  int64_t rows;
-  float* acc;             // [rows, 2, kTileRows]
-  const Panel& unpacked;  // of the first tile
-  // The next line to fetch, into the second-level cache: two tiles and the rows would not fit the first. Fetched while
-  // weights are unpacked, lines on their way from memory would hold up those that are there already.
-  const uint8_t* ahead;
-  int first = 0;    // block of `unpacked`
-  __m512i w[8][8];  // by 32-block and k-group
-
-  StationarySink(const PackedTileArgs& args, const uint8_t* next)
-      : x(args.x), rows(args.groups.rows), acc(args.partial), unpacked(args.panels[0]), ahead(next) {}
-
-  TRIVET_INLINE void group(int block, int g, V v) { w[block][g] = v.v; }
-
-  TRIVET_INLINE void scales(int block, const Scales& scales) {
-    const uint8_t* q = x + block * rows * kPackedBytes<S>;
-    const uint8_t* d = q + rows * kBlock;
-    const uint8_t* last = d + 4 * rows;
-    float* sum = acc;
-    const uint8_t* fetched = ahead + 2 * kTileRows * W::kBytes / W::kBlocks;
-    __m512i weights[2][8];
-    __m512 weight_scales[2][2];
-    __m512 minima[2];
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; g++) {
-      weights[0][g] = _mm512_load_si512(unpacked.q[first + block][g]);
-      weights[1][g] = w[block][g];
-      asm("" : "+v"(weights[0][g]), "+v"(weights[1][g]));  // else each use of the first would be a load
-    }
-#pragma GCC unroll 2
-    for (int h = 0; h < kHalves; h++) {
-      weight_scales[0][h] = _mm512_load_ps(unpacked.d[first + block][h]);
-      weight_scales[1][h] = scales.d[h].v;
-    }
-    if constexpr (W::kMin) {
-      minima[0] = _mm512_load_ps(unpacked.m[first + block]);
-      minima[1] = scales.minimum.v;
-    }
-    for (int64_t i = 0; i < rows; i++, q += kBlock, d += 4, last += 4, sum += 2 * kTileRows) {
-      if (ahead < fetched) {
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += 64;
-      }
-      const __m512 scale = _mm512_castsi512_ps(broadcast(d));
-      __m512 total[2] = {_mm512_load_ps(sum), _mm512_load_ps(sum + kTileRows)};
-#pragma GCC unroll 2
-      for (int h = 0; h < kHalves; h++) {
-        const __m512i start = W::kMin ? _mm512_setzero_si512() : broadcast(last + h * 4 * rows);
-        __m512i dot[2] = {start, start};
-#pragma GCC unroll 8
-        for (int g = 4 * h; g < 4 * h + 8 / kHalves; g++) {
-          const __m512i four = broadcast(q + 4 * g);
-#pragma GCC unroll 2
-          for (int t = 0; t < 2; t++) dot[t] = _mm512_dpbusd_epi32(dot[t], weights[t][g], four);
-        }
-#pragma GCC unroll 2
-        for (int t = 0; t < 2; t++) {
-          const __m512 factor = _mm512_mul_ps(weight_scales[t][h], scale);
-          total[t] = _mm512_add_ps(total[t], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(dot[t])));
-        }
-      }
-      if constexpr (W::kMin) {
-        const __m512 added = _mm512_castsi512_ps(broadcast(last));
-#pragma GCC unroll 2
-        for (int t = 0; t < 2; t++) total[t] = _mm512_add_ps(total[t], _mm512_mul_ps(minima[t], added));
-      }
-      _mm512_store_ps(sum, total[0]);
-      _mm512_store_ps(sum + kTileRows, total[1]);
-    }
-    for (; ahead < fetched; ahead += 64) __builtin_prefetch(ahead, 0, 2);
-  }
-
-  TRIVET_INLINE void advance(int count) {
-    x += count * rows * kPackedBytes<S>;
-    first += count;
-  }
-};
-
-// 32-blocks that are unpacked at once.
-template <class W>
-constexpr int64_t unpack_step() {
-  if constexpr (requires { W::kGroup; }) {
-    return W::kGroup;
-  } else {
-    return W::kBlocks;
-  }
-}
-
-template <class W>
-void multiply_stationary(const PackedTileArgs& args) {
-  const int64_t m = args.groups.rows;
-  for (int64_t i = 0; i < 2 * m; i++) _mm512_store_ps(args.partial + i * kTileRows, _mm512_setzero_ps());
-  Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
-  rows[0].leave_prefetching(args.partial);
-  StationarySink<W> sink(args, rows[1].leave_prefetching(args.partial));
-  for (int64_t done = 0; done < args.num_blocks; done += unpack_step<W>()) {
-    const int64_t count = args.num_blocks - done < unpack_step<W>() ? args.num_blocks - done : unpack_step<W>();
-    PanelSink<W> panel{args.panels[0]};
-    unpack_blocks<W>(rows[0], count, panel);
-    sink.first = 0;
-    unpack_blocks<W>(rows[1], count, sink);
-  }
-  for (int t = 0; t < 2; t++) {
-    for (int64_t i = 0; i < m; i++) {
-      _mm512_storeu_ps(args.y.tile[t] + i * args.y.stride, _mm512_load_ps(args.partial + (2 * i + t) * kTileRows));
-    }
-  }
-}
-
 // Two tiles, a panel at a time.
-static_assert(kPanelGroupRows == 6 && kGroupRows >= 24);  // so that more rows than a group has make groups of 5 and 6
 template <class W>
 void multiply_panels(const PackedTileArgs& args) {
   using S = Scaling<W::kMin, W::kHalves>;
@@ -327,7 +210,7 @@ void multiply_panels(const PackedTileArgs& args) {
       const Sums after =
           last ? Sums{{args.y.tile[0] + i * args.y.stride, args.y.tile[1] + i * args.y.stride}, args.y.stride}
                : Sums{{partial, partial + kTileRows}, 2 * kTileRows};
-      const auto multiply = size == kPanelGroupRows ? multiply_group<S, kPanelGroupRows> : multiply_group<S, 5>;
+      const auto multiply = kMultiplyGroup<S>[size - kLeastPanelGroupRows];
       multiply(args.panels, count, x, first == 0 ? nullptr : partial, after, ahead);
     }
   }
@@ -335,9 +218,7 @@ void multiply_panels(const PackedTileArgs& args) {
 
 template <class W>
 void packed_tiles(const PackedTileArgs& args) {
-  constexpr int64_t kDirectRows = W::kHalves ? 2 : kMostDirectRows;
-  if (args.groups.rows <= kDirectRows) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
-  if (args.groups.count == 1) return multiply_stationary<W>(args);
+  if (args.groups.count == 1) return kMultiplyDirectly<W>[args.groups.rows - 1](args);
   multiply_panels<W>(args);
 }
 

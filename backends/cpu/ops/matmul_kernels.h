@@ -15,7 +15,7 @@ namespace trivet {
 inline constexpr int kTileRows = 16;
 inline constexpr int kBlock = 32;        // elements that share an activation scale
 inline constexpr int kPanelBlocks = 20;  // most 32-blocks that are unpacked at a time
-inline constexpr int kGroupRows = 24;    // most rows that are packed as one group
+inline constexpr int kGroupRows = 8;     // most rows that are packed as one group
 inline constexpr int kMinPackedRows = 2;
 inline constexpr int kNumFormats = 11;
 

@@ -192,7 +192,7 @@ inline void product_rows(const Panel& panel, int count, int64_t first, const Til
         for (int j = 0; j < 2; j++) {
           const float32x4_t total = vcvtq_f32_s32(vaddq_s32(dot[i][j], vdupq_n_s32(start)));
           const float32x4_t factor = vmulq_n_f32(vld1q_f32(panel.d[b][part] + 8 * h + 4 * j), d[i * blocks + b]);
-          acc[i][j] = vaddq_f32(acc[i][j], vmulq_f32(factor, total));
+          acc[i][j] = vfmaq_f32(acc[i][j], factor, total);
         }
       }
     }
@@ -200,7 +200,7 @@ inline void product_rows(const Panel& panel, int count, int64_t first, const Til
       for (int i = 0; i < MR; i++) {
         for (int j = 0; j < 2; j++) {
           const float32x4_t minimum = vld1q_f32(panel.m[b] + 8 * h + 4 * j);
-          acc[i][j] = vaddq_f32(acc[i][j], vmulq_n_f32(minimum, sum[i * blocks + b]));
+          acc[i][j] = vfmaq_n_f32(acc[i][j], minimum, sum[i * blocks + b]);
         }
       }
     }

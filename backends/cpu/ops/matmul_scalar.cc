@@ -1,4 +1,5 @@
-// The definition of the matrix product in plain C++: what every other tier must reproduce.
+// The definition of the matrix product in plain C++: what every other tier must reproduce. A scaled sum is added in one
+// rounding (a fused multiply-add); the x86-64 baseline, which has no such instruction, rounds the product first.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -113,9 +114,9 @@ void tile(const TileArgs& args) {
         for (int h = 0; h < halves; h++) {
           int dot = args.x.correction[2 * at + h];
           for (int e = h * 16; e < (h + 1) * kBlock / halves; e++) dot += w.q[e] * q[e];
-          acc = acc + (w.d[h] * args.x.d[at]) * static_cast<float>(dot);
+          acc = std::fma(w.d[h] * args.x.d[at], static_cast<float>(dot), acc);
         }
-        if (has_min) acc = acc + w.m * args.x.sum[at];
+        if (has_min) acc = std::fma(w.m, args.x.sum[at], acc);
       }
     }
   }

@@ -30,8 +30,7 @@ struct Rows {
   // Row r is at base[r / 4] + r % 4 * stride: few enough values for registers, and what x86 addresses can add up.
   const uint8_t* base[4];
   int64_t stride;
-  uintptr_t ahead;            // the next line to prefetch
-  uintptr_t ahead_step = 64;  // a constant where nobody calls leave_prefetching()
+  uintptr_t ahead;  // the next line to prefetch
   bool into_l1;
 
   explicit Rows(const TileArgs& args) : stride(args.row_bytes), into_l1(args.into_l1) {
@@ -44,15 +43,7 @@ struct Rows {
   TRIVET_INLINE void prefetch_line() {
     prefetch(reinterpret_cast<const void*>(ahead), into_l1);
     asm volatile("" ::: "memory");  // the compiler would move the loads between two prefetches away
-    ahead += ahead_step;
-  }
-
-  // For who prefetches at better moments: the first line to fetch. Loads then fetch `cached` again and again.
-  const uint8_t* leave_prefetching(const void* cached) {
-    const auto* first = reinterpret_cast<const uint8_t*>(ahead);
-    ahead = reinterpret_cast<uintptr_t>(cached);
-    ahead_step = 0;
-    return first;
+    ahead += 64;
   }
 
   TRIVET_INLINE void advance(int64_t bytes) {
