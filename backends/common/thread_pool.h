@@ -51,6 +51,11 @@ class ThreadPool {
     run(n, num_threads_, call_of<F>(), const_cast<void*>(static_cast<const void*>(&f)), &task);
   }
 
+  template <class F>
+  void parallel_shares(int64_t n, F&& f) {
+    run(n, num_threads_, call_of<F>(), const_cast<void*>(static_cast<const void*>(&f)), nullptr);
+  }
+
  private:
   using Call = void (*)(void* arg, int64_t task, int thread);
   struct State;

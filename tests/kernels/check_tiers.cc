@@ -161,7 +161,7 @@ struct Prompt {
     const AttentionState state{max.data(), sum.data(), acc.data()};
     for (int64_t head = 0; head < kKvHeads; head++) {
       const AttentionItem item{0, head, 0, kTokens, 0};
-      kernels.attend(p, item, 0, false, queries.data(), scratch, state);
+      kernels.attend(p, item, 0, {}, queries.data(), scratch, state);
       kernels.finish(p, item, state);
     }
     return out;

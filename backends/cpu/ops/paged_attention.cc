@@ -101,7 +101,7 @@ class Attention {
     if (few && !shares_ && parallel_ && num_tasks_ > num_items_ && num_tasks_ * state_floats_ <= kMaxSplitFloats) {
       run_split();
     } else {
-      for_each(num_items_, parallel_, [&](int64_t i) { run_item(items_[i]); });
+      run_items();
     }
   }
 
@@ -110,6 +110,21 @@ class Attention {
   void for_each(int64_t n, bool parallel, const F& f) {
     if (parallel) return pool_.parallel_for(n, [&](int64_t i, int) { f(i); });
     for (int64_t i = 0; i < n; ++i) f(i);
+  }
+
+  void run_items() const {
+    const auto next_of = [&](int64_t i, int64_t end) { return i + 1 < end ? &items_[i + 1] : nullptr; };
+    if (!parallel_) {
+      for (int64_t i = 0; i < num_items_; ++i) run_item(items_[i], next_of(i, num_items_));
+    } else if (p_.num_tokens > p_.num_requests) {  // items differ in size
+      pool_.parallel_for(num_items_, [&](int64_t i, int) { run_item(items_[i], nullptr); });
+    } else {  // neighbours for each thread, so that it knows which item follows
+      pool_.parallel_shares(num_items_, [&](int64_t i, int thread) {
+        const int64_t begin = ThreadPool::share_begin(num_items_, thread, pool_.num_threads());
+        const int64_t end = ThreadPool::share_begin(num_items_, thread + 1, pool_.num_threads());
+        run_item(items_[i], i >= begin ? next_of(i, end) : nullptr);
+      });
+    }
   }
 
   // Requests from one on that one item serves.
@@ -192,33 +207,43 @@ class Attention {
     return floats + keys + values + scores;
   }
 
-  void run_item(const AttentionItem& item) const {
+  void run_item(const AttentionItem& item, const AttentionItem* following) const {
+    const NextPartition next =
+        following != nullptr ? NextPartition{following, first_partition(p_, *following)} : NextPartition{};
     AttentionScratch scratch;
     float* states = thread_floats(scratch);
     const AttentionState part = state_at(states), total = state_at(states + state_floats_);
     clear(total, item.num_tokens * p_.group);
-    if (item.shared_partitions == 0) return attend_all(item, first_partition(p_, item), scratch, part, total);
-    attend(item, 0, item.shared_partitions, scratch, part, total);
+    const int64_t shared = item.shared_partitions;
+    if (shared == 0) return attend_all(item, first_partition(p_, item), next, scratch, part, total);
+    const auto own = [&](int64_t i) -> AttentionItem {
+      const int64_t token = item.first_token + i;
+      return {item.request + i, item.kv_head, token, 1, p_.positions[token]};
+    };
+    AttentionItem one = own(0);
+    attend(item, 0, shared, {&one, shared}, scratch, part, total);
     for (int64_t i = 0; i < item.num_tokens; ++i) {
-      const int64_t token = item.first_token + i, row = i * p_.group;
-      const AttentionItem own{item.request + i, item.kv_head, token, 1, p_.positions[token]};
-      attend_all(own, item.shared_partitions, scratch, part,
+      const bool last = i + 1 == item.num_tokens;
+      const AttentionItem after = last ? one : own(i + 1);
+      const int64_t row = i * p_.group;
+      attend_all(one, shared, last ? next : NextPartition{&after, shared}, scratch, part,
                  {total.max + row, total.sum + row, total.acc + row * p_.padded_dim});
+      one = after;
     }
   }
 
-  void attend(const AttentionItem& item, int64_t first, int64_t end, const AttentionScratch& scratch,
-              const AttentionState& part, const AttentionState& total) const {
+  void attend(const AttentionItem& item, int64_t first, int64_t end, NextPartition next,
+              const AttentionScratch& scratch, const AttentionState& part, const AttentionState& total) const {
     for (int64_t i = first; i < end; ++i) {
-      kernels_.attend(p_, item, i, i + 1 < end, queries_, scratch, part);
+      kernels_.attend(p_, item, i, i + 1 < end ? NextPartition{&item, i + 1} : next, queries_, scratch, part);
       kernels_.merge(p_, item.num_tokens * p_.group, part, total);
     }
   }
 
   // The partitions from `first` on, which are all that are left, and the result.
-  void attend_all(const AttentionItem& item, int64_t first, const AttentionScratch& scratch, const AttentionState& part,
-                  const AttentionState& total) const {
-    attend(item, first, end_partition(item), scratch, part, total);
+  void attend_all(const AttentionItem& item, int64_t first, NextPartition next, const AttentionScratch& scratch,
+                  const AttentionState& part, const AttentionState& total) const {
+    attend(item, first, end_partition(item), next, scratch, part, total);
     kernels_.finish(p_, item, total);
   }
 
@@ -237,8 +262,9 @@ class Attention {
       thread_floats(scratch);
       const int64_t end = std::min(num_tasks_, (i + 1) * piece);
       for (int64_t k = i * piece; k < end; ++k) {
-        const bool more = k + 1 < end && tasks[k + 1].item == tasks[k].item;
-        kernels_.attend(p_, items_[tasks[k].item], tasks[k].partition, more, queries_, scratch,
+        NextPartition next;
+        if (k + 1 < end) next = {&items_[tasks[k + 1].item], tasks[k + 1].partition};
+        kernels_.attend(p_, items_[tasks[k].item], tasks[k].partition, next, queries_, scratch,
                         state_at(states + k * state_floats_));
       }
     });

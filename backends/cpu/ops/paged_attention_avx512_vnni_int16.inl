@@ -359,11 +359,12 @@ inline void attend_rows_int16(const PagedAttentionParams& p, const AttentionItem
   for (; d < p.head_dim; d += Vec::kWidth) int16_values<kRows, 1>(p, weights, steps, tile, ahead, any, d, acc);
 }
 
-void attend_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+void attend_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, NextPartition next,
                   const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
+  clear(state, item.num_tokens * p.group, p.padded_dim);
   attend_in_place(
-      p, item, begin_partition(p, item, partition, state), more,
-      [&](int64_t start, Visible visible) { return int16_tile(p, item, start, visible); },
+      p, item, partition, next,
+      [&](const AttentionItem& of, int64_t start, Visible visible) { return int16_tile(p, of, start, visible); },
       [&](int64_t start, const Int16Tile& tile, const Int16Tile* ahead) {
         for_each_row_tile(item.num_tokens * p.group, [&](auto n, int64_t row) {
           attend_rows_int16<decltype(n)::value>(p, item, row, start, tile, row == 0 ? ahead : nullptr, queries,
@@ -377,9 +378,9 @@ void prepare_with_int16(const PagedAttentionParams& p, int64_t token, float* q) 
   (p.kv_dtype == KvDtype::kInt16 ? prepare_int16 : prepare_any)(p, token, q);
 }
 
-void attend_with_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+void attend_with_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, NextPartition next,
                        const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
-  (p.kv_dtype == KvDtype::kInt16 ? attend_int16 : attend_any)(p, item, partition, more, queries, scratch, state);
+  (p.kv_dtype == KvDtype::kInt16 ? attend_int16 : attend_any)(p, item, partition, next, queries, scratch, state);
 }
 
 constexpr trivet::AttentionKernels kAttentionKernelsWithInt16{prepare_with_int16, attend_with_int16, merge_states,

@@ -65,12 +65,18 @@ struct AttentionScratch {
   float* scores;  // [kScoreRows, kTileKeys]
 };
 
+// What a thread attends after the partition at hand: its first tile is fetched meanwhile. No item: not known.
+struct NextPartition {
+  const AttentionItem* item = nullptr;
+  int64_t partition = 0;
+};
+
 struct AttentionKernels {
   // Normalises, rotates and scales the token's query heads into q [num_heads, query_stride]; stores its K and V.
   void (*prepare)(const PagedAttentionParams& params, int64_t token, float* q);
-  // The state of the item over the keys of one partition, starting from nothing. `more`: this thread goes on with the
-  // partition that follows. queries: [num_tokens, num_heads, query_stride].
-  void (*attend)(const PagedAttentionParams& params, const AttentionItem& item, int64_t partition, bool more,
+  // The state of the item over the keys of one partition, starting from nothing. queries: [num_tokens, num_heads,
+  // query_stride].
+  void (*attend)(const PagedAttentionParams& params, const AttentionItem& item, int64_t partition, NextPartition next,
                  const float* queries, const AttentionScratch& scratch, const AttentionState& state);
   // total = total merged with the partition that follows it.
   void (*merge)(const PagedAttentionParams& params, int64_t rows, const AttentionState& part,

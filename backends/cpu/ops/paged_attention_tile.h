@@ -11,6 +11,7 @@ namespace {
 using trivet::AttentionState;
 using trivet::kScoreRows;
 using trivet::KvDtype;
+using trivet::NextPartition;
 
 // Rows that convert a tile's elements on the way sooner than they copy it first.
 constexpr int64_t kRowsInPlace = Vec::kLoadsHalf ? 64 : 8;
@@ -218,50 +219,64 @@ struct Positions {
   int64_t start, end;
 };
 
-// Clears the state; returns the tiles of the partition of which the item sees something.
-inline Positions begin_partition(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition,
-                                 const AttentionState& state) {
-  const int64_t rows = item.num_tokens * p.group;
-  for (int64_t r = 0; r < rows; ++r) {
-    state.max[r] = kMinusInfinity;
-    state.sum[r] = 0.0f;
-  }
-  for (int64_t i = 0; i < rows * p.padded_dim; ++i) state.acc[i] = 0.0f;
+// The tiles of the partition of which the item sees something.
+inline Positions visible_tiles(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition) {
   int64_t start = partition * trivet::kPartitionKeys, end = start + trivet::kPartitionKeys;
   while (start < end && visible_keys(p, item, start).none()) start += kTileKeys;
   while (end > start && visible_keys(p, item, end - kTileKeys).none()) end -= kTileKeys;
   return {start, end};
 }
 
-// The tiles of `at`, all of them visible to the item in part, where they lie: tile_at(start, visible) is one, and
-// attend(start, tile, ahead) works on it while it fetches the tile `ahead`, or null.
+inline void clear(const AttentionState& state, int64_t rows, int64_t padded_dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    state.max[r] = kMinusInfinity;
+    state.sum[r] = 0.0f;
+  }
+  for (int64_t i = 0; i < rows * padded_dim; ++i) state.acc[i] = 0.0f;
+}
+
+// The visible tiles of the partition, where they lie: tile_at(item, start, visible) is one, and attend(start, tile,
+// ahead) works on it while it fetches the tile `ahead`, or null.
 template <class TileAt, class Attend>
-inline void attend_in_place(const PagedAttentionParams& p, const AttentionItem& item, Positions at, bool more,
-                            const TileAt& tile_at, const Attend& attend) {
+inline void attend_in_place(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition,
+                            NextPartition next, const TileAt& tile_at, const Attend& attend) {
+  const Positions at = visible_tiles(p, item, partition);
   if (at.start == at.end) return;
-  auto tile = tile_at(at.start, visible_keys(p, item, at.start));
-  auto next = tile;
+  const auto visible_tile = [&](const AttentionItem& of, int64_t start) {
+    return tile_at(of, start, visible_keys(p, of, start));
+  };
+  auto tile = visible_tile(item, at.start);
   for (int64_t start = at.start; start < at.end; start += kTileKeys) {
-    const Visible visible = visible_keys(p, item, start + kTileKeys);
-    const bool fetch = !visible.none() && (more || start + kTileKeys < at.end);
-    if (fetch) next = tile_at(start + kTileKeys, visible);
-    attend(start, tile, fetch ? &next : nullptr);
-    if (fetch) tile = next;
+    auto ahead = tile;
+    bool fetch = true;
+    if (start + kTileKeys < at.end) {
+      ahead = visible_tile(item, start + kTileKeys);
+    } else {
+      const Positions after = next.item != nullptr ? visible_tiles(p, *next.item, next.partition) : Positions{};
+      fetch = after.start < after.end;
+      if (fetch) ahead = visible_tile(*next.item, after.start);
+    }
+    attend(start, tile, fetch ? &ahead : nullptr);
+    tile = ahead;
   }
 }
 
 template <class T>
-void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+void attend_partition(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, NextPartition next,
                       const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
-  const Positions at = begin_partition(p, item, partition, state);
+  clear(state, item.num_tokens * p.group, p.padded_dim);
   const bool whole_vectors = p.block_size % Vec::kWidth == 0 && p.head_dim == p.padded_dim;
   if (whole_vectors && item.num_tokens * p.group <= kRowsInPlace) {
     return attend_in_place(
-        p, item, at, more, [&](int64_t start, Visible visible) { return tile_in_place<T>(p, item, start, visible); },
+        p, item, partition, next,
+        [&](const AttentionItem& of, int64_t start, Visible visible) {
+          return tile_in_place<T>(p, of, start, visible);
+        },
         [&](int64_t start, const Tile<T>& tile, const Tile<T>* ahead) {
           attend_tile(p, item, start, tile, ahead, queries, scratch.scores, state);
         });
   }
+  const Positions at = visible_tiles(p, item, partition);
   const Tile<float>* const none = nullptr;
   for (int64_t start = at.start; start < at.end; start += kTileKeys) {
     const Tile<float> tile = tile_copied<T>(p, item, start, visible_keys(p, item, start), scratch);
@@ -331,15 +346,15 @@ void prepare_any(const PagedAttentionParams& p, int64_t token, float* q) {
   }
 }
 
-void attend_any(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, bool more,
+void attend_any(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, NextPartition next,
                 const float* queries, const AttentionScratch& scratch, const AttentionState& state) {
   switch (p.kv_dtype) {
     case KvDtype::kFloat32:
-      return attend_partition<float>(p, item, partition, more, queries, scratch, state);
+      return attend_partition<float>(p, item, partition, next, queries, scratch, state);
     case KvDtype::kFloat16:
-      return attend_partition<Half>(p, item, partition, more, queries, scratch, state);
+      return attend_partition<Half>(p, item, partition, next, queries, scratch, state);
     case KvDtype::kBFloat16:
-      return attend_partition<BFloat16>(p, item, partition, more, queries, scratch, state);
+      return attend_partition<BFloat16>(p, item, partition, next, queries, scratch, state);
     case KvDtype::kE4M3:
     case KvDtype::kInt16:
       return;  // refused by the op
