@@ -186,6 +186,7 @@ template <class W>
 void multiply_panels(const PackedTileArgs& args) {
   using S = Scaling<W::kMin, W::kHalves>;
   Rows rows[2] = {Rows(tile_args(args, 0)), Rows(tile_args(args, 1))};
+  for (Rows& tile : rows) tile.into_l1 = false;  // the next tiles are needed after all groups
   const int64_t first_row = args.groups.start(args.first_group);
   const int64_t most = panel_blocks<W>(args.num_blocks, kPanelBlocks);
   const auto bytes = static_cast<uintptr_t>(2 * kTileRows * args.row_bytes);
