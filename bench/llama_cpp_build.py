@@ -13,6 +13,8 @@ _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF",
+    # Where the C++ library is linked statically, its streams crash once libllama takes those of libggml.
+    "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,--exclude-libs,ALL",
 )  # fmt: skip
 _TOOLS = ("llama-server", "llama-bench", "llama-quantize")
 _NEEDED = (  # of vendor/llama.cpp, to build the library alone
