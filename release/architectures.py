@@ -79,6 +79,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "scalar": Tier(()),
             "baseline": Tier(("sse2",)),
             "avx2": Tier(_AVX2, "XCR0: SSE, AVX", re.compile(r"%ymm\d")),
+            "avx_vnni": Tier(
+                (*_AVX2, "avx_vnni"), "XCR0: SSE, AVX", re.compile(r"^\{vex\} vpdpbusd\s"), kernels=("matmul",)
+            ),
             "avx512_vnni": Tier(_AVX512_VNNI, "XCR0: SSE, AVX, opmask, ZMM", re.compile(r"%zmm\d")),
         },
         baseline_tier="baseline",

@@ -68,7 +68,7 @@ BUILDS: Mapping[str, CrossBuild] = {
         library="libtrivet_cpu.so",
         problems=linux_musl_problems,
         qemu=ARCHITECTURES["x86_64"].qemu,
-        cpus={"Opteron_G1": "baseline", "max": "avx2"},  # no qemu has AVX-512
+        cpus={"Opteron_G1": "baseline", "max": "avx2"},  # no qemu has AVX-VNNI or AVX-512
     ),
     "macos-arm64-metal": CrossBuild(
         toolchain=ROOT / "cmake" / "arm64-macos.cmake",

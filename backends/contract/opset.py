@@ -144,8 +144,8 @@ KV_DTYPES: Final[dict[str, KvDtype]] = {
     "float16": KvDtype(1, 2),
     "bfloat16": KvDtype(2, 2),
     "fp8_e4m3": KvDtype(3, 1),  # without scales; what it cannot hold becomes +-448. CUDA only
-    # CPU tiers with VNNI only. A key's scale is its L2 norm / 32767, so products with a query, quantised likewise, stay
-    # below 2^31; a value's is its largest element / 32767.
+    # The CPU tier avx512_vnni only. A key's scale is its L2 norm / 32767, so products with a query, quantised likewise,
+    # stay below 2^31; a value's is its largest element / 32767.
     "int16_per_token_head": KvDtype(4, 2, scale_elements=2),
 }
 

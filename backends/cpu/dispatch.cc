@@ -11,6 +11,8 @@ const char* tier_name(Tier tier) {
       return "baseline";
     case Tier::kAvx2:
       return "avx2";
+    case Tier::kAvxVnni:
+      return "avx_vnni";
     case Tier::kAvx512Vnni:
       return "avx512_vnni";
 #elif defined(__aarch64__)

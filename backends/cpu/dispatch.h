@@ -4,13 +4,15 @@
 namespace trivet {
 
 // A tier is a set of instructions that source files named *_<tier>.cc are compiled for; see CMakeLists.txt. The tiers
-// of an architecture are in ascending order.
+// of an architecture are in ascending order. Each has the instructions of those below it, but AVX-512 VNNI does not
+// need AVX-VNNI.
 enum class Tier : int {
   kScalar,  // plain C++: the oracle, and all there is on an architecture without tiers
 #if defined(__x86_64__)
   kBaseline,    // SSE2, which every x86-64 CPU has
   kAvx2,        // AVX2, FMA, F16C
-  kAvx512Vnni,  // AVX-512 F, BW, VL, DQ, VNNI
+  kAvxVnni,     // AVX2, FMA, F16C, AVX-VNNI
+  kAvx512Vnni,  // AVX2, FMA, F16C, AVX-512 F, BW, VL, DQ, VNNI
 #elif defined(__aarch64__)
   kNeon,     // Advanced SIMD, which every ARMv8-A CPU has
   kDotprod,  // SDOT
@@ -19,7 +21,7 @@ enum class Tier : int {
 };
 
 #if defined(__x86_64__)
-inline constexpr Tier kTiers[] = {Tier::kScalar, Tier::kBaseline, Tier::kAvx2, Tier::kAvx512Vnni};
+inline constexpr Tier kTiers[] = {Tier::kScalar, Tier::kBaseline, Tier::kAvx2, Tier::kAvxVnni, Tier::kAvx512Vnni};
 #elif defined(__aarch64__)
 inline constexpr Tier kTiers[] = {Tier::kScalar, Tier::kNeon, Tier::kDotprod, Tier::kI8mm};
 #else
@@ -28,7 +30,8 @@ inline constexpr Tier kTiers[] = {Tier::kScalar};
 
 const char* tier_name(Tier tier);
 
-// One op's function tables in the order of kTiers; a null entry takes the next lower one. The first is never null.
+// One op's function tables in the order of kTiers; a null entry takes the next lower one. The first is never null, nor
+// is that of AVX-512 VNNI.
 template <class Kernels>
 struct TierTable {
   const Kernels* kernels[sizeof(kTiers) / sizeof(kTiers[0])];
@@ -42,14 +45,14 @@ struct TierTable {
 
 }  // namespace trivet
 
-// The TierTable of the tables prefixScalar, ... of an op that works on floats. SDOT and the matrix products of Arm are
-// for integers, so only the matrix product has kernels above NEON.
+// The TierTable of the tables prefixScalar, ... of an op that works on floats. AVX-VNNI, SDOT and the matrix products
+// of Arm are for integers, so only the matrix product has kernels of those tiers.
 #if defined(__x86_64__)
-#define TRIVET_TIERS(prefix)                                                 \
-  {                                                                          \
-    {                                                                        \
-      &prefix##Scalar, &prefix##Baseline, &prefix##Avx2, &prefix##Avx512Vnni \
-    }                                                                        \
+#define TRIVET_TIERS(prefix)                                                          \
+  {                                                                                   \
+    {                                                                                 \
+      &prefix##Scalar, &prefix##Baseline, &prefix##Avx2, nullptr, &prefix##Avx512Vnni \
+    }                                                                                 \
   }
 #elif defined(__aarch64__)
 #define TRIVET_TIERS(prefix)                           \

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -19,7 +20,8 @@ namespace {
 struct FeatureName {
   const char* name;
   bool CpuFeatures::* member;
-  Tier tier;  // the first tier that needs it
+  Tier first;  // the tiers from this one on need it
+  Tier last = kTiers[std::size(kTiers) - 1];
 };
 
 #if defined(__x86_64__)
@@ -28,6 +30,7 @@ constexpr FeatureName kFeatureNames[] = {
     {"avx2", &CpuFeatures::avx2, Tier::kAvx2},
     {"fma", &CpuFeatures::fma, Tier::kAvx2},
     {"f16c", &CpuFeatures::f16c, Tier::kAvx2},
+    {"avx_vnni", &CpuFeatures::avx_vnni, Tier::kAvxVnni, Tier::kAvxVnni},  // a Zen 4 has AVX-512 VNNI without it
     {"avx512f", &CpuFeatures::avx512f, Tier::kAvx512Vnni},
     {"avx512bw", &CpuFeatures::avx512bw, Tier::kAvx512Vnni},
     {"avx512vl", &CpuFeatures::avx512vl, Tier::kAvx512Vnni},
@@ -95,6 +98,9 @@ CpuFeatures probe_cpu() {
   f.avx512bw = zmm_saved && bit(ebx, 30);
   f.avx512vl = zmm_saved && bit(ebx, 31);
   f.avx512_vnni = zmm_saved && bit(ecx, 11);
+  const bool has_subleaf_1 = eax >= 1;
+  if (!has_subleaf_1 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return f;
+  f.avx_vnni = ymm_saved && cpu_avx && bit(eax, 4);
 #elif defined(__aarch64__) && defined(__linux__)
   const unsigned long caps = getauxval(AT_HWCAP);
   f.asimd = (caps & HWCAP_ASIMD) != 0;
@@ -154,7 +160,7 @@ std::vector<std::string> feature_names(const CpuFeatures& features) {
 std::vector<std::string> missing_features(Tier tier, const CpuFeatures& features) {
   std::vector<std::string> names;
   for (const FeatureName& feature : kFeatureNames) {
-    if (feature.tier <= tier && !(features.*feature.member)) names.emplace_back(feature.name);
+    if (feature.first <= tier && tier <= feature.last && !(features.*feature.member)) names.emplace_back(feature.name);
   }
   return names;
 }

@@ -15,6 +15,7 @@ struct CpuFeatures {
   bool avx2 = false;
   bool fma = false;
   bool f16c = false;
+  bool avx_vnni = false;
   bool avx512f = false;
   bool avx512bw = false;
   bool avx512vl = false;

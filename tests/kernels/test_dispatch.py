@@ -22,7 +22,7 @@ from . import reference
 AVX2 = "sse2,avx2,fma,f16c"
 AVX512 = AVX2 + ",avx512f,avx512bw,avx512vl,avx512dq"
 TIERS = {
-    "x86_64": ["scalar", "baseline", "avx2", "avx512_vnni"],
+    "x86_64": ["scalar", "baseline", "avx2", "avx_vnni", "avx512_vnni"],
     "aarch64": ["scalar", "neon", "dotprod", "i8mm"],
 }[platform.machine()]
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64")
@@ -52,8 +52,12 @@ def complaint(tier: str, features: str | None) -> str:
         ("sse2,avx2,f16c", "baseline"),
         ("sse2,avx2,fma", "baseline"),
         (AVX2, "avx2"),
+        (AVX2 + ",avx_vnni", "avx_vnni"),
+        ("sse2,avx2,fma,avx_vnni", "baseline"),
         (AVX512, "avx2"),
+        (AVX512 + ",avx_vnni", "avx_vnni"),
         (AVX512 + ",avx512_vnni", "avx512_vnni"),
+        (AVX512 + ",avx_vnni,avx512_vnni", "avx512_vnni"),
         (AVX2 + ",avx512f,avx512bw,avx512dq,avx512_vnni", "avx2"),
     ],
 )
@@ -87,7 +91,14 @@ def test_a_forced_tier_that_the_cpu_lacks_is_refused_by_name() -> None:
         "CPU tier 'avx2': this CPU (or its operating system) lacks f16c; the best tier here is 'baseline'"
     )
     assert complaint("avx2", AVX2) == ""
-    assert complaint("sse9", None) == "unknown CPU tier 'sse9', known: scalar, baseline, avx2, avx512_vnni"
+    assert complaint("avx_vnni", AVX512 + ",avx512_vnni") == (
+        "CPU tier 'avx_vnni': this CPU (or its operating system) lacks avx_vnni; the best tier here is 'avx512_vnni'"
+    )
+    assert complaint("avx_vnni", "sse2,avx2,fma,avx_vnni") == (
+        "CPU tier 'avx_vnni': this CPU (or its operating system) lacks f16c; the best tier here is 'baseline'"
+    )
+    assert complaint("avx512_vnni", AVX512 + ",avx512_vnni") == ""
+    assert complaint("sse9", None) == "unknown CPU tier 'sse9', known: scalar, baseline, avx2, avx_vnni, avx512_vnni"
 
 
 @on_arm
@@ -104,9 +115,8 @@ def test_an_unknown_feature_name_is_an_error() -> None:
 
 
 def all_features() -> list[str]:
-    """What the highest tier lacks on a CPU without anything."""
-    missing: list[str] = describe("")["tiers"][TIERS[-1]]
-    return missing
+    """What the tiers lack on a CPU without anything."""
+    return list(dict.fromkeys(name for missing in describe("")["tiers"].values() for name in missing))
 
 
 @on_arm
@@ -122,7 +132,7 @@ def test_the_probe_agrees_with_the_auxiliary_vector() -> None:
 @on_x86
 def test_the_probe_agrees_with_the_operating_system() -> None:
     flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-    assert set(describe(None)["features"]) == set(describe(AVX512 + ",avx512_vnni")["features"]) & set(flags)
+    assert set(describe(None)["features"]) == set(all_features()) & set(flags)
 
 
 def test_num_threads_counts_physical_cores_of_the_affinity_mask() -> None:

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64"),
     pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (Debian: qemu-user-static)"),
 ]
-ALL = {"sse2", "avx2", "fma", "f16c"}  # qemu's richest CPU; it knows no AVX-512
+ALL = {"sse2", "avx2", "fma", "f16c"}  # qemu's richest CPU; it knows neither AVX-VNNI nor AVX-512
 
 
 def probe(folder: Path, *changes: tuple[str, str]) -> Path:
@@ -87,3 +87,10 @@ def test_which_cpus_prefetch_into_the_first_level(cpu: str, expected: bool, prog
 def test_a_probe_that_is_taken_out(cpu: str, old: str, new: str, tmp_path: Path) -> None:
     """The program then claims what this CPU lacks, so the cases above would fail."""
     assert features(probe(tmp_path, (old, new)), cpu) == ALL
+
+
+@pytest.mark.parametrize(("cpu", "expected"), [("max", ALL | {"avx_vnni"}), ("max,-xsave", {"sse2"})])
+def test_avx_vnni_needs_the_registers_of_avx(cpu: str, expected: set[str], tmp_path: Path) -> None:
+    """Of CPUs that have it, which qemu has not: one with a system that does not save the registers."""
+    has_it = (("eax >= 1", "true"), ("bit(eax, 4)", "true"))
+    assert features(probe(tmp_path, *has_it), cpu) == expected

@@ -124,7 +124,7 @@ def test_a_window_layer_reads_only_its_window(window: int) -> None:
 
 @pytest.mark.parametrize("tier", WITHOUT)
 def test_other_tiers_refuse_it(tier: str) -> None:
-    with pytest.raises(Exception, match="an int16 cache needs a tier with VNNI"):
+    with pytest.raises(Exception, match="an int16 cache needs the tier avx512_vnni"):
         Cache(INT16, make_tokens(INT16, 4), tier).step((0, 0, 4))
 
 

@@ -243,8 +243,9 @@ def test_a_server_stays_on_its_emulated_cpu(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_facts_of_tiers() -> None:
-    facts = {fact["name"]: fact for fact in tier_facts("x86_64", ("scalar", "avx512_vnni"))}
+    facts = {fact["name"]: fact for fact in tier_facts("x86_64", ("scalar", "avx_vnni", "avx512_vnni"))}
     assert facts["scalar"]["cpu_features"] == [] and "ZMM" in facts["avx512_vnni"]["os_state"]
+    assert facts["avx_vnni"]["kernels"] == ["matmul"] and "avx_vnni" not in facts["avx512_vnni"]["cpu_features"]
     (dotprod,) = tier_facts("aarch64", ("dotprod",))
     assert dotprod["cpu_features"] == ["asimd", "asimddp"] and dotprod["kernels"] == ["matmul"]
 
@@ -263,6 +264,11 @@ def test_every_archive_names_the_tiers_of_its_architecture() -> None:
         ("dotprod", ["sdot\tv0.4s, v1.16b, v2.4b[0]", "udot\tv0.4s, v1.16b, v2.16b"], ["usdot\tv0.4s, v1.16b, v2.16b"]),
         ("i8mm", ["smmla\tv0.4s, v1.16b, v2.16b", "usdot\tv0.4s, v1.16b, v2.16b"], ["sdot\tv0.4s, v1.16b, v2.16b"]),
         ("avx2", ["vpaddd %ymm1,%ymm2,%ymm3"], ["paddd  %xmm1,%xmm2"]),
+        (
+            "avx_vnni",
+            ["{vex} vpdpbusd %ymm1,%ymm2,%ymm3"],
+            ["vpdpbusd %ymm1,%ymm2,%ymm3", "vpdpbusd %zmm1,%zmm2,%zmm3", "vpmaddubsw %ymm1,%ymm2,%ymm3"],
+        ),
     ],
 )
 def test_instructions_of_a_tier(tier: str, own: list[str], others: list[str]) -> None:

@@ -193,7 +193,10 @@ void run_block(const Product& p) {
 }  // namespace
 
 const MatMulKernels& matmul_kernels(Tier tier) {
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+  static constexpr TierTable<MatMulKernels> kTable{
+      {&kMatMulScalar, &kMatMulBaseline, &kMatMulAvx2, &kMatMulAvxVnni, &kMatMulAvx512Vnni}};
+#elif defined(__aarch64__)
   static constexpr TierTable<MatMulKernels> kTable{{&kMatMulScalar, &kMatMulNeon, &kMatMulDotprod, &kMatMulI8mm}};
 #else
   static constexpr TierTable<MatMulKernels> kTable = TRIVET_TIERS(kMatMul);

@@ -128,6 +128,7 @@ struct MatMulKernels {
 extern const MatMulKernels kMatMulScalar;
 extern const MatMulKernels kMatMulBaseline;
 extern const MatMulKernels kMatMulAvx2;
+extern const MatMulKernels kMatMulAvxVnni;
 extern const MatMulKernels kMatMulAvx512Vnni;
 extern const MatMulKernels kMatMulNeon;
 extern const MatMulKernels kMatMulDotprod;

@@ -295,7 +295,7 @@ class Attention {
 constexpr int64_t kInt16Multiple = 16;
 
 void check_int16(const AttentionAttributes& a, int64_t block_size, const AttentionKernels& kernels) {
-  if (!kernels.has_int16) throw OpError("kv_layout[0]: an int16 cache needs a tier with VNNI, this one has none");
+  if (!kernels.has_int16) throw OpError("kv_layout[0]: an int16 cache needs the tier avx512_vnni; this tier has none");
   if (a.head_dim % kInt16Multiple != 0) {
     throw OpError("attribute 'head_dim': expected a multiple of " + std::to_string(kInt16Multiple) +
                   " for an int16 cache, got " + std::to_string(a.head_dim));

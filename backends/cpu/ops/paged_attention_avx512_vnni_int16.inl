@@ -1,4 +1,4 @@
-// PagedAttention over an int16_per_token_head cache, for tiers with VNNI (after vec_avx512.h). Both products of
+// PagedAttention over an int16_per_token_head cache with AVX-512 VNNI (after vec_avx512.h). Both products of
 // attention are sums of int16 products in int32, which VPDPWSSD does at twice the rate of float32. Such sums are exact,
 // whatever their order, so only the float operations around them are fixed by position.
 //

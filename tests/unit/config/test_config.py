@@ -139,6 +139,7 @@ def test_max_model_len() -> None:
         ("auto", "bfloat16", "avx512_vnni", "int16_per_token_head"),
         ("auto", "float32", "avx512_vnni", "float32"),
         ("auto", "quantized", "avx2", "float16"),
+        ("auto", "quantized", "avx_vnni", "float16"),
         ("auto", "bfloat16", "avx2", "bfloat16"),
         ("float32", "quantized", "avx512_vnni", "float32"),
         ("int16_per_token_head", "float32", "avx512_vnni", "int16_per_token_head"),
