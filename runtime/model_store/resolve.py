@@ -113,7 +113,9 @@ def _log_shadowed(name: str, reference: str) -> None:
     except AmbiguousModelError:
         pass
     kind = "folder" if path.is_dir() else "file"
-    logger.warning("%r is taken as the name of %s, not as the %s here: write ./%s for that", name, reference, kind, name)
+    logger.warning(
+        "%r is taken as the name of %s, not as the %s here: write ./%s for that", name, reference, kind, name
+    )
 
 
 def _checkpoint_path(path: Path) -> Path:
