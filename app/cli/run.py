@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, max_tokens=f"what the model or the context allows, {_RAW_MAX_TOKENS} without a chat template"
     )
     options.add_engine_flags(parser)
+    parser.flags_elsewhere["--url"] = "trivet chat --url URL"
 
 
 def run(args: Namespace) -> int:
