@@ -30,6 +30,7 @@ class RemoteSession:
 
         RemoteError when no model name is given and the server's list cannot be had.
         """
+        self._given_url = url
         self._url = url.rstrip("/")
         parts = _server_address(self._url)
         self._origin = f"{parts.scheme}://{parts.netloc}"
@@ -89,10 +90,24 @@ class RemoteSession:
                 hint = f" (most servers want --url {self._origin}/v1)"
             raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}{hint}") from error
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise RemoteError(
-                f"no server answers at {self._url} ({reason}); start one with `trivet serve`, or give another --url"
-            ) from error
+            raise RemoteError(self._describe_failure(getattr(error, "reason", error))) from error
+
+    def _describe_failure(self, reason: object) -> str:
+        """Why there is no HTTP response, and what may help: `reason` came up while connecting, or instead of one."""
+        import ssl
+
+        scheme, _, rest = self._given_url.partition("://")
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return f"no TLS connection to {self._url}: {reason}; SSL_CERT_FILE names a file of certificates to trust"
+        if isinstance(reason, ssl.SSLEOFError):
+            return f"no TLS connection to {self._url}: {reason}; if the server has no TLS, try --url http://{rest}"
+        if isinstance(reason, ssl.SSLError):
+            if "ALERT" in str(reason):  # which only TLS has
+                return f"no TLS connection to {self._url}: {reason}"
+            return f"the server at {self._url} does not speak TLS ({reason}); try --url http://{rest}"
+        if isinstance(reason, HTTPException | ConnectionResetError) and scheme.lower() == "http":
+            return f"no HTTP response from {self._url} ({reason}); if the server speaks TLS, try --url https://{rest}"
+        return f"no server answers at {self._url} ({reason}); start one with `trivet serve`, or give another --url"
 
 
 def _server_address(url: str) -> urllib.parse.SplitResult:

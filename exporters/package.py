@@ -23,7 +23,7 @@ from ..backends.contract.manifest import (
 )
 from .errors import CheckpointError, PackageError
 
-EXPORTER_VERSION: Final = 5  # raise it when the same checkpoint would give another package
+EXPORTER_VERSION: Final = 6  # raise it when the same checkpoint would give another package
 _HEAD_BYTES: Final = 16 << 20  # hashed whole: holds the header and tensor table of any sane checkpoint
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 64 << 10

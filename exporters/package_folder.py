@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .._locks import lock_exclusively
 from ..backends.contract.manifest import GRAPH_NAME, MANIFEST_NAME, Manifest, Source, read_manifest, write_manifest
 from .errors import CheckpointError, PackageError
 from .package import PACKAGE_FILES, file_digest
@@ -35,7 +35,7 @@ def one_export_at_a_time(source: Path, target: Path) -> Iterator[None]:
         raise CheckpointError(f"{source}: cannot be read: {error.strerror or error}") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_exclusively(file, f"prepares {source}")
         except OSError:
             yield
             return

@@ -133,6 +133,7 @@ def _write_package(
     write_graph(build_graph(model, checkpoint.name, __version__), folder)
     progress("building the tokenizer", 0.1)
     tokenizer = _write_tokenizer(folder, checkpoint, tokenizer_pre)
+    generation, without_effect = read_generation_defaults(checkpoint)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         trivet_version=__version__,
@@ -141,8 +142,9 @@ def _write_package(
         architecture=_architecture(checkpoint, model),
         kv_cache=_kv_cache(model),
         tokenizer=tokenizer,
-        generation=read_generation_defaults(checkpoint),
+        generation=generation,
         verification=Verification(performed=False),
+        generation_keys_without_effect=without_effect,
         extra=_extra(folder, checkpoint, model),
     )
     write_manifest(manifest, folder)

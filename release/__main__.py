@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     except ReleaseError as error:
         print(f"release: error: {error}", file=sys.stderr)
         return 1
+
+
+def _end(number: int, frame: object) -> None:
+    """Leave as after ^C: temporary folders are removed, programs that run are ended."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _root(args: argparse.Namespace) -> int:
@@ -272,4 +279,5 @@ def _add_publishing(commands: _Commands) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main())

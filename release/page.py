@@ -17,7 +17,7 @@ STEPS: Mapping[str, str] = {
     "unpack": 'tar xzf "$ARCHIVE"\ncd "${ARCHIVE%.tar.gz}"\nbin/trivet --version\nbin/trivet verify-self',
     "chat": 'bin/trivet chat --model "$MODEL" --temperature 0',
     "serve": 'bin/trivet serve "$MODEL"',
-    "ask": 'bin/trivet complete --url http://127.0.0.1:8000/v1 "Water boils at" --temperature 0',
+    "ask": 'bin/trivet complete --url http://127.0.0.1:8000 "Water boils at" --temperature 0',
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +22,25 @@ def run(
     """Run to the end and return stdout; BuildError with the end of the output if it fails or takes too long."""
     words = [str(word) for word in command]
     try:
-        done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        with subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it has started, which writes into our folders
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{words[0]} could not be run to its end: {error}") from error
-    if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
-        raise BuildError(f"`{' '.join(words)}` ended with status {done.returncode}:\n{tail}")
-    return done.stdout
+    if process.returncode != 0:
+        tail = "\n".join((out + err).splitlines()[-40:])
+        raise BuildError(f"`{' '.join(words)}` ended with status {process.returncode}:\n{tail}")
+    return out

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .config_fields import ConfigError
 from .errors import KVCacheError, ModelLoadError
 
 if TYPE_CHECKING:
-    from ..backends.contract.manifest import Manifest
+    from ..backends.contract.manifest import GenerationDefaults, Manifest
     from ..backends.session import ModelSession
     from .config import EngineConfig, LoadConfig
 
@@ -47,6 +48,21 @@ def resolve_package(
     if entry is not None and entry.generation is not None:
         manifest = msgspec.structs.replace(manifest, generation=entry.generation)
     return path, manifest
+
+
+def read_generation_folder(folder: Path) -> tuple[GenerationDefaults, list[str]]:
+    """Sampling defaults of a folder's generation_config.json, and its keys without effect; ConfigError if unusable."""
+    from ..exporters.errors import CheckpointError, ExportError
+    from ..exporters.generation import read_generation_folder
+
+    try:
+        return read_generation_folder(folder)
+    except CheckpointError as exc:
+        raise ConfigError(
+            f"generation_config={str(folder)!r} is not auto, vllm or a folder with generation_config.json: {exc}"
+        ) from exc
+    except ExportError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def load_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from argparse import Namespace
@@ -84,8 +85,7 @@ def print_answer(deltas: Generator[Delta, None, None], *, stats: bool) -> str | 
         with closing(deltas):
             for delta in deltas:
                 meter.count(delta)
-                for warning in delta.warnings:
-                    console.note(f"note: {warning}")
+                show_warnings(delta)
                 text += delta.text
                 console.answer(delta.text)
     except KeyboardInterrupt:
@@ -95,6 +95,33 @@ def print_answer(deltas: Generator[Delta, None, None], *, stats: bool) -> str | 
     if stats:
         console.note(meter.describe())
     return None if stopped else text
+
+
+def print_json(session: Session, deltas: Generator[Delta, None, None], *, stats: bool = False) -> None:
+    """Print an answer, when it is complete, as one line of JSON. KeyboardInterrupt when ^C stopped it."""
+    meter = _Meter(time.monotonic())
+    text, finish_reason, usage = "", None, None
+    with closing(deltas):
+        for delta in deltas:
+            meter.count(delta)
+            show_warnings(delta)
+            text += delta.text
+            finish_reason = delta.finish_reason or finish_reason
+            usage = delta.usage or usage
+    answer = {
+        "model": session.model_name,
+        "text": text,
+        "finish_reason": finish_reason,
+        "usage": usage.as_dict() if usage else None,
+    }
+    console.answer(json.dumps(answer, ensure_ascii=False) + "\n")
+    if stats:
+        console.note(meter.describe())
+
+
+def show_warnings(delta: Delta) -> None:
+    for warning in delta.warnings:
+        console.note(f"note: {warning}")
 
 
 class _Meter:

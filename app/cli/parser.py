@@ -15,6 +15,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        self.flags_elsewhere: dict[str, str] = {}  # flag -> the command line to give in its place
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see `{self.prog} --help`)")
@@ -45,6 +46,8 @@ class ArgumentParser(argparse.ArgumentParser):
         flag = argument.partition("=")[0]
         if not flag.startswith("-"):
             return f"unexpected argument {argument!r}"
+        if instead := self.flags_elsewhere.get(flag):
+            return f"unknown flag {flag}; did you mean `{instead}`?"
         if self.find_flag("--config") is not None:  # a command that takes the engine's flags
             from ...runtime.config import UNSUPPORTED
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from . import console, options
+from .conversation import print_json, show_warnings
 from .errors import UsageError
 from .exit_codes import ExitCode
 from .loading import open_local
@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, max_tokens=f"what the model or the context allows, {_RAW_MAX_TOKENS} without a chat template"
     )
     options.add_engine_flags(parser)
+    parser.flags_elsewhere["--url"] = "trivet chat --url URL"
 
 
 def run(args: Namespace) -> int:
@@ -41,7 +42,10 @@ def run(args: Namespace) -> int:
     if args.raw and args.system is not None:
         raise UsageError("--system needs a chat template, and --raw leaves it out; give one of them")
     with open_local(args) as session, closing(_answer(session, args, prompt, sampling)) as deltas:
-        return _print_json(session, deltas) if args.json else _print_text(deltas)
+        if not args.json:
+            return _print_text(deltas)
+        print_json(session, deltas)
+    return ExitCode.OK
 
 
 def _prompt(args: Namespace) -> str:
@@ -68,31 +72,9 @@ def _answer(session: Session, args: Namespace, prompt: str, sampling: dict[str, 
 def _print_text(deltas: Generator[Delta, None, None]) -> int:
     text = ""
     for delta in deltas:
-        _show_warnings(delta)
+        show_warnings(delta)
         console.answer(delta.text)
         text = delta.text or text
     if not text.endswith("\n"):
         console.answer("\n")
     return ExitCode.OK
-
-
-def _print_json(session: Session, deltas: Generator[Delta, None, None]) -> int:
-    text, finish_reason, usage = "", None, None
-    for delta in deltas:
-        _show_warnings(delta)
-        text += delta.text
-        finish_reason = delta.finish_reason or finish_reason
-        usage = delta.usage or usage
-    answer = {
-        "model": session.model_name,
-        "text": text,
-        "finish_reason": finish_reason,
-        "usage": usage.as_dict() if usage else None,
-    }
-    print(json.dumps(answer, ensure_ascii=False))
-    return ExitCode.OK
-
-
-def _show_warnings(delta: Delta) -> None:
-    for warning in delta.warnings:
-        console.note(f"note: {warning}")

@@ -57,6 +57,7 @@ def _facts(package: Path, manifest: Manifest) -> dict[str, Any]:
         "kv_elements_per_token": manifest.kv_elements_per_token,
         "chat_template": (package / CHAT_TEMPLATE_NAME).is_file(),
         "generation": {k: v for k, v in msgspec.to_builtins(manifest.generation).items() if v is not None},
+        "generation_keys_without_effect": manifest.generation_keys_without_effect,
         "verification": msgspec.to_builtins(manifest.verification),
         "checkpoint_files": [str(Path(manifest.source_dir) / source.name) for source in manifest.sources],
         "checkpoint_bytes": sum(source.size_bytes for source in manifest.sources),
@@ -68,6 +69,7 @@ def _facts(package: Path, manifest: Manifest) -> dict[str, Any]:
 def _text(facts: dict[str, Any]) -> str:
     formats = ", ".join(f"{name} x{count}" for name, count in facts["weight_formats"].items())
     verification, generation = facts["verification"], facts["generation"]
+    ignored = facts["generation_keys_without_effect"]
     rows = [
         ("name", facts["name"]),
         ("family", facts["family"]),
@@ -78,6 +80,7 @@ def _text(facts: dict[str, Any]) -> str:
         ("weights", f"{formats} ({console.format_bytes(facts['checkpoint_bytes'])})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
         *([("sampling", ", ".join(f"{name} {value}" for name, value in generation.items()))] if generation else []),
+        *([("not honoured", ", ".join(ignored))] if ignored else []),
         ("verified", f"error {verification['max_relative_error']:.2g}" if verification["performed"] else "no"),
         ("checkpoint", facts["checkpoint_files"][0]),
         ("package", facts["package"]),

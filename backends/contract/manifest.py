@@ -101,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenizer: TokenizerSpec
     generation: GenerationDefaults
     verification: Verification
+    generation_keys_without_effect: list[str] = []  # of the checkpoint: they would change answers, if trivet had them
     extra: dict[str, Any] = {}  # facts nobody needs at run time (general.license, ...)
 
     @property

@@ -29,6 +29,8 @@ def main() -> int:
         import multiprocessing
 
         multiprocessing.freeze_support()  # a child of multiprocessing ends here
+    if arguments[:2] == ["help", "verify-self"]:
+        arguments = ["verify-self", "--help"]
     if arguments[:1] == ["verify-self"]:
         from trivet_bundle.verify_self import verify_self
 
@@ -46,7 +48,9 @@ def main() -> int:
             )
             return 1
     from trivet.app.cli import main as command_line
+    from trivet.app.cli.entry import COMMANDS
 
+    COMMANDS["verify-self"] = "compare the files of this archive with its manifest"
     return command_line(arguments)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +14,7 @@ import msgspec
 
 from ..._garbage import collection_paused
 from ..config import ConfigError
-from ..model_loader import ProgressCallback, load_model, resolve_package
+from ..model_loader import ProgressCallback, load_model, read_generation_folder, resolve_package
 from ..runner.input_batch import InputBatch
 from ..runner.model_runner import ModelRunner
 from ..sampling_params import SamplingParams
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..config import EngineConfig, ModelConfig
     from ..model_loader import LoadedModel
     from ..tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _ADMISSION_PER_THREAD: Final = 48  # tokens
 # generation_config.json name -> SamplingParams name
@@ -159,17 +161,12 @@ def _model_generation_config(source: str, manifest: Manifest) -> Mapping[str, An
     if source == "vllm":
         return {}
     if source == "auto":
-        return {name: getattr(manifest.generation, name) for name in _GENERATION_FIELDS}
-    path = Path(source) / "generation_config.json"
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise ConfigError(
-            f"generation_config={source!r} is not auto, vllm or a folder with {path.name}: {exc}"
-        ) from exc
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object, got {type(values).__name__}")
-    return values
+        where, generation, ignored = "the model", manifest.generation, manifest.generation_keys_without_effect
+    else:
+        where, (generation, ignored) = f"generation_config={source!r}", read_generation_folder(Path(source))
+    if ignored:
+        logger.warning("%s sets %s, which this version has not: without effect", where, ", ".join(ignored))
+    return {name: getattr(generation, name) for name in _GENERATION_FIELDS}
 
 
 def stats_dict(stats: EngineStats) -> dict[str, int | float]:

@@ -38,6 +38,7 @@ class InputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = manifest.architecture.vocab_size
+        self._model_max_len = manifest.architecture.max_position_embeddings
         self._eos_token_ids = tuple(manifest.tokenizer.eos_token_ids)
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
@@ -96,9 +97,12 @@ class InputProcessor:
         if num_tokens == 0:
             raise InvalidRequestError("the prompt is empty: at least one token is needed")
         if num_tokens >= self._max_model_len:
+            limit, advice = "", f", or raise max_model_len (to {self._model_max_len} at most, the model's own limit)"
+            if self._max_model_len >= self._model_max_len:
+                limit, advice = ", which is the model's own limit,", ""
             raise InvalidRequestError(
-                f"the prompt has {num_tokens} tokens; max_model_len is {self._max_model_len} and one position at least "
-                "is needed for output: shorten the prompt or raise max_model_len"
+                f"the prompt has {num_tokens} tokens; max_model_len is {self._max_model_len}{limit} and one position "
+                f"at least is needed for output: shorten the prompt{advice}"
             )
 
     # --- parameters -----------------------------------------------------------------------------------------------

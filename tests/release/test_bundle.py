@@ -145,6 +145,17 @@ def test_an_early_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert starts.strip() == "sys.exit(guarded_main())"
 
 
+def test_help_of_the_frozen_program_lists_verify_self() -> None:
+    def frozen(*arguments: str) -> str:
+        command = [sys.executable, str(FREEZER / "entry.py"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=_environment()).stdout
+
+    assert "\n  doctor       describe this installation" in frozen("--help")
+    assert "\n  verify-self  compare the files of this archive with its manifest\n\n" in frozen("--help")
+    assert frozen("help", "verify-self") == frozen("verify-self", "--help")
+    assert frozen("verify-self", "--help").startswith("usage: trivet verify-self [--json]")
+
+
 def test_verify_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(FREEZER))
     from trivet_bundle.verify_self import problems, verify_self

@@ -121,6 +121,10 @@ def test_the_trial_types_what_the_page_says() -> None:
     assert used == set(STEPS)
 
 
+def test_the_page_names_a_server_as_trivet_serve_does() -> None:
+    assert 'complete --url http://127.0.0.1:8000 "Water' in STEPS["ask"]
+
+
 def test_only_the_public_half_of_a_key_is_published(archive: Path, keys: Keys, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text(keys["ours"].read_text() + keys["ours.pub"].read_text())

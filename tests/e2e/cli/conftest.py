@@ -56,7 +56,9 @@ class Cli:
         )
         return process
 
-    def __call__(self, *arguments: Any, stdin: str | None = None, **environment: str) -> Result:
+    def __call__(
+        self, *arguments: Any, stdin: str | None = None, cwd: Path | None = None, **environment: str
+    ) -> Result:
         done = subprocess.run(
             [*TRIVET, *map(str, arguments)],
             input=stdin,
@@ -64,6 +66,7 @@ class Cli:
             capture_output=True,
             text=True,
             timeout=120,
+            cwd=cwd,
             env=self.environment | environment,
             check=False,
         )

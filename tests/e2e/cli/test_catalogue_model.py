@@ -59,3 +59,28 @@ def test_show_and_the_python_api_say_them(cli: Any, stored: Path, trivet_home: P
     with LLM("smollm2") as llm:
         params = llm.get_default_sampling_params()
         assert (params.temperature, params.top_p) == (0.2, 0.9)
+
+
+def test_a_name_goes_before_a_path_and_says_so(
+    cli: Any, stored: Path, llama: Path, trivet_home: Path, tmp_path: Path
+) -> None:
+    home = {"TRIVET_HOME": str(trivet_home)}
+    here = tmp_path / "here"
+    here.mkdir()
+    by_name = cli(*RUN, "-m", "smollm2", **home)
+    assert by_name.err.count("\n") == by_name.err.count("preparing the model, once\n"), by_name.err
+    shutil.copytree(llama, here / "smollm2")
+    shadowed = cli(*RUN, "-m", "smollm2", cwd=here, **home)
+    assert shadowed.out == by_name.out
+    assert shadowed.err == (
+        f"'smollm2' is taken as the name of {catalogue().models['smollm2'].reference}, "
+        "not as the folder here: write ./smollm2 for that\n"
+    )
+    by_path = cli(*RUN, "-m", "./smollm2", cwd=here, **home)
+    assert by_path.out != by_name.out and "taken as" not in by_path.err
+    shutil.rmtree(here / "smollm2")
+    (here / "smollm2").mkdir()  # of something else
+    assert cli(*RUN, "-m", "smollm2", cwd=here, **home).err == ""
+    (here / "smollm2").rmdir()
+    shutil.copy(stored, here / "smollm2")
+    assert "not as the file here" in cli("show", "smollm2", cwd=here, **home).err

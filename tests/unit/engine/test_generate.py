@@ -350,6 +350,20 @@ def test_what_is_refused_and_the_engine_goes_on(
         assert len(llm.generate([65, 66], GREEDY)[0].outputs[0].token_ids) == 24
 
 
+def test_a_too_long_prompt_is_told_what_would_help(package: str) -> None:
+    with LLM(package) as llm, pytest.raises(InvalidRequestError) as at_the_limit:
+        llm.generate("x" * 512)
+    assert str(at_the_limit.value) == (
+        "the prompt has 512 tokens; max_model_len is 512, which is the model's own limit, and one position at least is "
+        "needed for output: shorten the prompt"
+    )
+    with LLM(package, max_model_len=64) as llm, pytest.raises(InvalidRequestError) as below:
+        llm.generate("x" * 64)
+    assert str(below.value).endswith(
+        "shorten the prompt, or raise max_model_len (to 512 at most, the model's own limit)"
+    )
+
+
 def test_a_huge_prompt_is_refused_before_it_is_tokenised(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = "x" * 50_000_000
     encoded: list[str] = []

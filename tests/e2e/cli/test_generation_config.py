@@ -1,0 +1,60 @@
+"""generation_config.json, of a checkpoint or of a folder that a flag names: honoured, or said to be without effect."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUN = ("run", "Hello there", "--max-tokens", 12, "--ignore-eos")
+FLAG, OWN = "flag", "checkpoint"
+QUIET = {"transformers_version": "4.50", "_from_model_config": True, "bos_token_id": 1, "eos_token_id": [2, 3],
+         "pad_token_id": 0, "num_beams": 1, "typical_p": 1.0, "max_length": 20, "no_repeat_ngram_size": 0,
+         "penalty_alpha": None, "use_cache": True, "do_sample": True}  # fmt: skip
+
+
+@pytest.fixture(params=[FLAG, OWN])
+def with_config(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Callable[[dict[str, Any]], list[Any]]:
+    """with_config(its content) -> the flags of a model with that generation_config.json."""
+
+    def write(content: dict[str, Any]) -> list[Any]:
+        if request.param == OWN:
+            folder = shutil.copytree(llama, tmp_path / "model", dirs_exist_ok=True)
+            flags = ["-m", folder]
+        else:
+            folder = tmp_path
+            flags = ["-m", llama, "--generation-config", folder]
+        (folder / "generation_config.json").write_text(json.dumps(content))
+        return flags
+
+    return write
+
+
+def test_do_sample_false_is_greedy(cli: Any, llama: Path, with_config: Callable[[dict[str, Any]], list[Any]]) -> None:
+    greedy = cli(*RUN, "-m", llama, "--temperature", 0)
+    hot = {"temperature": 1.9, "top_p": 0.99}
+    off = with_config({"do_sample": False, **hot})
+    assert {cli(*RUN, *off, "--seed", seed).out for seed in (1, 2)} == {greedy.out}
+    assert cli(*RUN, *off, "--temperature", 1.9, "--seed", 1).out != greedy.out
+    assert cli(*RUN, *with_config({"do_sample": True, **hot}), "--seed", 1).out != greedy.out
+    refused = cli(*RUN, *with_config({"do_sample": "no"}))
+    assert refused.status != 0 and "do_sample is 'no', expected true or false" in refused.err
+
+
+def test_keys_that_change_answers_are_named_once(cli: Any, with_config: Callable[[dict[str, Any]], list[Any]]) -> None:
+    flags = with_config(QUIET | {"num_beams": 4, "no_repeat_ngram_size": 3, "temperature": 0.5})
+    lines = [line for line in cli(*RUN, *flags).err.splitlines() if "without effect" in line]
+    assert len(lines) == 1 and "sets no_repeat_ngram_size, num_beams, which" in lines[0]
+    assert "without effect" not in cli(*RUN, *with_config(QUIET)).err
+
+
+def test_show_lists_them(cli: Any, llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(llama, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4, "do_sample": False}))
+    facts = cli("show", folder, "--json").json()
+    assert (facts["generation"], facts["generation_keys_without_effect"]) == ({"temperature": 0}, ["num_beams"])
+    assert "not honoured   num_beams" in cli("show", folder).out

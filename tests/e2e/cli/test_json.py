@@ -1,0 +1,35 @@
+"""Answers for programs: --json of run and complete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+GREEDY = ("--temperature", 0, "--max-tokens", 12, "--ignore-eos")
+
+
+def test_run(cli: Any, llama: Path) -> None:
+    answer = cli("run", "Hello", "-m", llama, *GREEDY, "--json").json()
+    assert set(answer) == {"model", "text", "finish_reason", "usage"} and answer["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["total_tokens"] == 12 + answer["usage"]["prompt_tokens"]
+
+
+def test_complete(cli: Any, llama: Path) -> None:
+    by_run = cli("run", "Hello", "-m", llama, *GREEDY, "--raw", "--json")
+    result = cli("complete", "Hello", "-m", llama, *GREEDY, "--json", "--stats")
+    assert result.status == 0, result.err
+    assert result.json() == by_run.json() and "12 tokens]" in result.err
+    lines = cli("complete", "-m", llama, *GREEDY, "--json", stdin="Hello\nHello\n").out.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [by_run.json()["text"]] * 2
+    refused = cli("complete", "x " * 3000, "-m", llama, "--json")
+    assert (refused.status, refused.out) == (2, "") and "max_model_len" in refused.err
+
+
+def test_complete_behind_a_server(cli: Any, llama: Path) -> None:
+    here = cli("complete", "Hello", "-m", llama, *GREEDY, "--json").json()
+    with cli.serving(llama, "--served-model-name", "mine") as (url, _):
+        there = cli("complete", "Hello", "--url", url, *GREEDY, "--json").json()
+    del here["usage"]["cached_tokens"]  # that server does not say
+    assert there == here | {"model": "mine"}
