@@ -85,7 +85,7 @@ void pack_rows(Activations& a, const SessionContext& session, const MatMulKernel
   // rows would write to the same cache lines.
   const RowGroups groups(a.m);
   const int64_t wanted = a.m * k >= kSerialElements ? 2 * session.pool.num_threads() / groups.count : 1;
-  const int64_t runs = std::clamp<int64_t>(wanted, 1, blocks);
+  const int64_t runs = std::max<int64_t>(1, std::min(wanted, blocks));
   session.pool.parallel_for(groups.count * runs, [&](int64_t task, int) {
     const int64_t row = groups.start(task / runs);
     const int64_t count = groups.start(task / runs + 1) - row;

@@ -3,8 +3,8 @@
 //   kRegisterRows<W>     most activation rows that are multiplied together
 //   dot_products<W, MR>  dot[i][h]: the groups of a panel's block from `first` on (half of them with halves, else all)
 //                        times row i, as floats of 8 weight rows, the zero point taken off
-//   RowDots<W>           the same of one row and a whole block; add() takes a group as it is unpacked, get() gives a
-//   part
+//   RowDots<W>           the same of one row and a whole block; add() takes a group as it is unpacked, get() gives
+//                        a part
 //
 // One row is multiplied with what is unpacked, straight from the registers. More take panels.
 

@@ -5,6 +5,9 @@
 // 11, which know its AVX-512 form only.
 asm(R"(
 .macro trivet_vpdpbusd sums, w, x
+  .set trivet_sums, -1
+  .set trivet_w, -1
+  .set trivet_x, -1
   .irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
     .ifc \sums, %ymm\number
       .set trivet_sums, \number
@@ -16,6 +19,9 @@ asm(R"(
       .set trivet_x, \number
     .endif
   .endr
+  .if trivet_sums < 0 || trivet_w < 0 || trivet_x < 0
+    .error "trivet_vpdpbusd: expected registers from ymm0 to ymm15"
+  .endif
   .byte 0xC4, 0xE2 - (trivet_sums >> 3 << 7) - (trivet_x >> 3 << 5), 0x7D - (trivet_w << 3), 0x50
   .byte 0xC0 + ((trivet_sums & 7) << 3) + (trivet_x & 7)
 .endm

@@ -116,7 +116,7 @@ class Attention {
     const auto next_of = [&](int64_t i, int64_t end) { return i + 1 < end ? &items_[i + 1] : nullptr; };
     if (!parallel_) {
       for (int64_t i = 0; i < num_items_; ++i) run_item(items_[i], next_of(i, num_items_));
-    } else if (p_.num_tokens > p_.num_requests) {  // items differ in size
+    } else if (p_.num_tokens > p_.num_requests) {  // prompts: late tokens see the most keys, so no equal shares
       pool_.parallel_for(num_items_, [&](int64_t i, int) { run_item(items_[i], nullptr); });
     } else {  // neighbours for each thread, so that it knows which item follows
       pool_.parallel_shares(num_items_, [&](int64_t i, int thread) {
@@ -295,7 +295,8 @@ class Attention {
 constexpr int64_t kInt16Multiple = 16;
 
 void check_int16(const AttentionAttributes& a, int64_t block_size, const AttentionKernels& kernels) {
-  if (!kernels.has_int16) throw OpError("kv_layout[0]: an int16 cache needs the tier avx512_vnni; this tier has none");
+  if (!kernels.has_int16)
+    throw OpError("kv_layout[0]: an int16 cache needs the tier avx512_vnni: choose another KV cache type");
   if (a.head_dim % kInt16Multiple != 0) {
     throw OpError("attribute 'head_dim': expected a multiple of " + std::to_string(kInt16Multiple) +
                   " for an int16 cache, got " + std::to_string(a.head_dim));
