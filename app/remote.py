@@ -14,6 +14,8 @@ from ..runtime.errors import TrivetError
 from .session import Delta, Message, Usage
 
 _CONNECT_TIMEOUT_S = 600  # a first token may take long; ^C ends the wait
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")  # of OpenSSL
+_UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's X509_V_ERR_ for a chain that ends in no trusted certificate
 
 
 class RemoteError(TrivetError):
@@ -90,21 +92,23 @@ class RemoteSession:
                 hint = f" (most servers want --url {self._origin}/v1)"
             raise RemoteError(f"{self._url}{path} answered {error.code}: {_error_message(error)}{hint}") from error
         except (OSError, HTTPException) as error:
-            raise RemoteError(self._describe_failure(getattr(error, "reason", error))) from error
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise RemoteError(self._describe_failure(reason)) from error
 
     def _describe_failure(self, reason: object) -> str:
         """Why there is no HTTP response, and what may help: `reason` came up while connecting, or instead of one."""
         import ssl
 
         scheme, _, rest = self._given_url.partition("://")
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            return f"no TLS connection to {self._url}: {reason}; SSL_CERT_FILE names a file of certificates to trust"
-        if isinstance(reason, ssl.SSLEOFError):
-            return f"no TLS connection to {self._url}: {reason}; if the server has no TLS, try --url http://{rest}"
         if isinstance(reason, ssl.SSLError):
-            if "ALERT" in str(reason):  # which only TLS has
-                return f"no TLS connection to {self._url}: {reason}"
-            return f"the server at {self._url} does not speak TLS ({reason}); try --url http://{rest}"
+            if reason.reason in _NOT_TLS:
+                return f"the server at {self._url} does not speak TLS ({reason}); try --url http://{rest}"
+            hint = ""
+            if isinstance(reason, ssl.SSLCertVerificationError) and reason.verify_code in _UNKNOWN_ISSUER:
+                hint = "; SSL_CERT_FILE names a file of certificates to trust"
+            elif "ALERT" in str(reason):
+                hint = "; the server refused it: check the host name of --url, and the server's log"
+            return f"no TLS connection to {self._url}: {reason}{hint}"
         if isinstance(reason, HTTPException | ConnectionResetError) and scheme.lower() == "http":
             return f"no HTTP response from {self._url} ({reason}); if the server speaks TLS, try --url https://{rest}"
         return f"no server answers at {self._url} ({reason}); start one with `trivet serve`, or give another --url"

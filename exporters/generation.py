@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ _GGUF_KEYS: Final = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-# They change no answer, are read elsewhere (eos_token_id), or only refine a key that is named itself.
+# They change no answer, are read elsewhere (eos_token_id), give way to max_tokens (max_length), or only refine a key
+# that is named itself.
 _HARMLESS: Final = frozenset(
     """_commit_hash _from_model_config transformers_version bos_token_id eos_token_id pad_token_id
     decoder_start_token_id use_cache cache_config cache_implementation return_legacy_cache compile_config
@@ -26,14 +28,13 @@ _HARMLESS: Final = frozenset(
     output_scores remove_invalid_values renormalize_logits is_assistant num_assistant_tokens
     num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit assistant_lookbehind
     target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size num_beam_groups diversity_penalty
-    early_stopping length_penalty general.sampling.mirostat_eta general.sampling.mirostat_tau
+    early_stopping length_penalty max_length general.sampling.mirostat_eta general.sampling.mirostat_tau
     general.sampling.xtc_threshold""".split()
 )
 # Values without effect; so are null, false, 0 and what is empty.
 _NEUTRAL: Final[dict[str, Any]] = {
     "encoder_repetition_penalty": 1,
     "guidance_scale": 1,
-    "max_length": 20,  # the default that transformers writes
     "num_beams": 1,
     "num_return_sequences": 1,
     "typical_p": 1,
@@ -50,10 +51,25 @@ def read_generation_defaults(checkpoint: Checkpoint) -> tuple[GenerationDefaults
     return _read(ConfigReader(checkpoint.generation_config, str(checkpoint.path / GENERATION_CONFIG_NAME)), {})
 
 
-def read_generation_folder(folder: Path) -> tuple[GenerationDefaults, list[str]]:
-    """The same of a folder with generation_config.json; CheckpointError where that cannot be read."""
+def read_generation_folder(folder: Path, eos_token_ids: Sequence[int]) -> tuple[GenerationDefaults, list[str]]:
+    """The same of a folder with generation_config.json, for a model that stops at `eos_token_ids`, its own eos first.
+
+    CheckpointError where the file cannot be read.
+    """
     path = folder / GENERATION_CONFIG_NAME
-    return _read(ConfigReader(read_json(path), str(path)), {})
+    values = read_json(path)
+    defaults, without_effect = _read(ConfigReader(values, str(path)), {})
+    if not _stops_alike(values.get("eos_token_id"), eos_token_ids):
+        without_effect = sorted([*without_effect, "eos_token_id"])
+    return defaults, without_effect
+
+
+def _stops_alike(value: Any, eos_token_ids: Sequence[int]) -> bool:
+    """Whether `eos_token_id: value` adds to the model's own eos what `eos_token_ids` adds to it."""
+    if value is None or value == []:
+        return True
+    wanted = [*eos_token_ids[:1], *(value if isinstance(value, list) else [value])]
+    return all(i in eos_token_ids for i in wanted) and all(i in wanted for i in eos_token_ids)
 
 
 def _read(reader: ConfigReader, names: dict[str, str]) -> tuple[GenerationDefaults, list[str]]:
@@ -82,4 +98,6 @@ def _read(reader: ConfigReader, names: dict[str, str]) -> tuple[GenerationDefaul
         for key in reader.unread()
         if key not in _HARMLESS and reader.values[key] and reader.values[key] != _NEUTRAL.get(key)
     ]
+    if defaults.repetition_penalty in (None, 1):
+        without_effect = [key for key in without_effect if key != "general.sampling.penalty_last_n"]
     return defaults, without_effect

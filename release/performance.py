@@ -20,6 +20,7 @@ from .archive import check_checksum, extract
 from .errors import GateError
 from .evidence import GateResult
 from .manifest import MANIFEST_NAME
+from .process import started
 from .source import ROOT, Source, read_source
 from .tiers import LIBRARY
 
@@ -62,7 +63,8 @@ def measure(archive: Path, evidence: Path, arguments: Sequence[str]) -> GateResu
 def _bench(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run it; why it did not end well, or ""."""
     try:
-        status = subprocess.run(command, env=environment, timeout=_BENCH_SECONDS, check=False).returncode
+        with started(command, env=environment) as process:
+            status = process.wait(timeout=_BENCH_SECONDS)
     except subprocess.TimeoutExpired:
         return f"bench/compare.py did not end within {_BENCH_SECONDS / 3600:.0f} hours"
     return f"bench/compare.py ended with status {status}" if status else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,13 +50,16 @@ def resolve_package(
     return path, manifest
 
 
-def read_generation_folder(folder: Path) -> tuple[GenerationDefaults, list[str]]:
-    """Sampling defaults of a folder's generation_config.json, and its keys without effect; ConfigError if unusable."""
+def read_generation_folder(folder: Path, eos_token_ids: Sequence[int]) -> tuple[GenerationDefaults, list[str]]:
+    """Sampling defaults of a folder's generation_config.json, and its keys without effect; ConfigError if unusable.
+
+    `eos_token_ids` are the model's.
+    """
     from ..exporters.errors import CheckpointError, ExportError
     from ..exporters.generation import read_generation_folder
 
     try:
-        return read_generation_folder(folder)
+        return read_generation_folder(folder, eos_token_ids)
     except CheckpointError as exc:
         raise ConfigError(
             f"generation_config={str(folder)!r} is not auto, vllm or a folder with generation_config.json: {exc}"

@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
     prompt = args.prompt if args.quick is None else args.quick
     with open_session(args) as session:
         if args.json:
-            for text in read_lines("> ") if prompt is None else (prompt,):
+            for text in read_lines("") if prompt is None else (prompt,):
                 print_json(session, session.complete(text, sampling), stats=args.stats)
             return ExitCode.OK
         if prompt is not None:

@@ -49,7 +49,10 @@ def open_session(args: Namespace) -> AbstractContextManager[Session]:
 
 
 def read_lines(prompt: str) -> Iterator[str]:
-    """Lines that the user types, or that are piped in, until the end of input or ^C. Pasted lines come as one text."""
+    """Lines that the user types, or that are piped in, until the end of input or ^C. Pasted lines come as one text.
+
+    With an empty `prompt` nothing is written to stdout.
+    """
     interactive = sys.stdin.isatty()
     if interactive:
         _edit_lines()
@@ -57,7 +60,7 @@ def read_lines(prompt: str) -> Iterator[str]:
         try:
             line = input(prompt if interactive else "")
         except (EOFError, KeyboardInterrupt):
-            if interactive:
+            if interactive and prompt:
                 print()
             return
         except UnicodeDecodeError as error:

@@ -163,9 +163,14 @@ def _model_generation_config(source: str, manifest: Manifest) -> Mapping[str, An
     if source == "auto":
         where, generation, ignored = "the model", manifest.generation, manifest.generation_keys_without_effect
     else:
-        where, (generation, ignored) = f"generation_config={source!r}", read_generation_folder(Path(source))
+        where = f"generation_config={source!r}"
+        generation, ignored = read_generation_folder(Path(source), manifest.tokenizer.eos_token_ids)
     if ignored:
-        logger.warning("%s sets %s, which this version has not: without effect", where, ", ".join(ignored))
+        logger.warning(
+            "%s sets %s, which this version has not: without effect; generation_config='vllm' leaves out all it sets",
+            where,
+            ", ".join(ignored),
+        )
     return {name: getattr(generation, name) for name in _GENERATION_FIELDS}
 
 

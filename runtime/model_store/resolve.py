@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import gguf_files, locations, store
 from .catalogue import CatalogueEntry, catalogue
-from .errors import AmbiguousModelError, ModelNotFoundError
+from .errors import AmbiguousModelError, ModelNotFoundError, ModelStoreError
 from .progress import Progress
 from .reference import HubReference, PyPIReference, Reference, has_scheme, parse_reference
 
@@ -110,10 +110,10 @@ def _log_shadowed(name: str, reference: str) -> None:
     path = Path(name)
     try:
         _checkpoint_path(path)
-    except ModelNotFoundError:
-        return
     except AmbiguousModelError:
         pass
+    except (ModelStoreError, OSError):
+        return
     kind = "folder" if path.is_dir() else "file"
     logger.warning(
         "%r is taken as the name of %s, not as the %s here: write ./%s for that", name, reference, kind, name

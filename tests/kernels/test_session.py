@@ -344,7 +344,7 @@ def test_outputs_of_the_run_before_are_forgotten(open_session: Callable[..., Mod
 def test_the_op_library_gets_the_tier_and_the_threads(
     function: str, value: Any, message: str, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tiers give the same bits, so only a value that the library refuses shows that it is asked."""
+    """Most tiers give the same bits, so only a value that the library refuses shows that it is asked."""
     monkeypatch.setattr(cpu_session, function, lambda *arguments: value)
     with pytest.raises(SessionCreateError, match=message):
         ModelSession(package, read_manifest(package))

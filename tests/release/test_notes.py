@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up_bundle import ARTIFACT, EPOCH, ROOT, SOURCE
+from processes import runs, until
 
 from release import performance, provenance
 from release.archive import sha256_file
@@ -187,6 +191,21 @@ def test_a_comparison_that_fails_replaces_one_that_passed(
     assert performance.measure(archive, evidence, ["--model", "m"]).state == state
     report = json.loads((evidence / "competitor.json").read_text())
     assert report["state"] == state and reason in report["reason"]
+
+
+def test_servers_of_peers_end_with_an_endless_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    program = f"""import pathlib, subprocess, time
+pathlib.Path({str(pid_file)!r}).write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+time.sleep(60)"""
+    monkeypatch.setattr(performance, "_BENCH_SECONDS", 2.0)
+    assert "did not end within" in performance._bench([sys.executable, "-c", program], os.environ)
+    pid = int(pid_file.read_text())
+    try:
+        until(lambda: not runs(pid))
+    finally:
+        if runs(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_measurement_belongs_to_a_commit() -> None:

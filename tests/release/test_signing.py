@@ -121,8 +121,9 @@ def test_the_trial_types_what_the_page_says() -> None:
     assert used == set(STEPS)
 
 
-def test_the_page_names_a_server_as_trivet_serve_does() -> None:
-    assert 'complete --url http://127.0.0.1:8000 "Water' in STEPS["ask"]
+def test_the_page_names_a_server_as_the_readme_does() -> None:
+    url = STEPS["ask"].split("--url ")[1].split()[0]
+    assert f'base_url="{url}/v1"' in (ROOT / "README.md").read_text()
 
 
 def test_only_the_public_half_of_a_key_is_published(archive: Path, keys: Keys, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ _SILENT_SECONDS = 1.0
 def lock_exclusively(file: IO[Any], others: str) -> None:
     """Take the lock of an open file, which its closing gives back; OSError where the file system has none.
 
-    After a second of waiting the log says what for: `others` is what another process does with it, "exports FILE".
+    After a second of waiting the log says what for: `others` is what another process does with it, "prepares FILE".
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

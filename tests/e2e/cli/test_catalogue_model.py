@@ -81,6 +81,11 @@ def test_a_name_goes_before_a_path_and_says_so(
     shutil.rmtree(here / "smollm2")
     (here / "smollm2").mkdir()  # of something else
     assert cli(*RUN, "-m", "smollm2", cwd=here, **home).err == ""
+    part = here / "smollm2" / "m-00001-of-00002.gguf"
+    part.touch()
+    beside_a_part = cli(*RUN, "-m", "smollm2", cwd=here, **home)
+    assert (beside_a_part.out, beside_a_part.err) == (by_name.out, "")
+    part.unlink()
     (here / "smollm2").rmdir()
     shutil.copy(stored, here / "smollm2")
     assert "not as the file here" in cli("show", "smollm2", cwd=here, **home).err

@@ -12,8 +12,8 @@ import pytest
 
 RUN = ("run", "Hello there", "--max-tokens", 12, "--ignore-eos")
 FLAG, OWN = "flag", "checkpoint"
-QUIET = {"transformers_version": "4.50", "_from_model_config": True, "bos_token_id": 1, "eos_token_id": [2, 3],
-         "pad_token_id": 0, "num_beams": 1, "typical_p": 1.0, "max_length": 20, "no_repeat_ngram_size": 0,
+QUIET = {"transformers_version": "4.50", "_from_model_config": True, "bos_token_id": 1, "pad_token_id": 0,
+         "num_beams": 1, "typical_p": 1.0, "max_length": 4096, "no_repeat_ngram_size": 0,
          "penalty_alpha": None, "use_cache": True, "do_sample": True}  # fmt: skip
 
 
@@ -50,6 +50,14 @@ def test_keys_that_change_answers_are_named_once(cli: Any, with_config: Callable
     lines = [line for line in cli(*RUN, *flags).err.splitlines() if "without effect" in line]
     assert len(lines) == 1 and "sets no_repeat_ngram_size, num_beams, which" in lines[0]
     assert "without effect" not in cli(*RUN, *with_config(QUIET)).err
+
+
+def test_a_folder_that_would_move_the_end_of_answers_is_named(cli: Any, llama: Path, tmp_path: Path) -> None:
+    own = json.loads((llama / "config.json").read_text())["eos_token_id"]
+    file = tmp_path / "generation_config.json"
+    for eos, named in ((own, False), ([own], False), (None, False), ([own, 5], True), (5, True), ("x", True)):
+        file.write_text(json.dumps({"eos_token_id": eos}))
+        assert ("sets eos_token_id, which" in cli(*RUN, "-m", llama, "--generation-config", tmp_path).err) == named, eos
 
 
 def test_show_lists_them(cli: Any, llama: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ def test_complete(cli: Any, llama: Path) -> None:
     assert [json.loads(line)["text"] for line in lines] == [by_run.json()["text"]] * 2
     refused = cli("complete", "x " * 3000, "-m", llama, "--json")
     assert (refused.status, refused.out) == (2, "") and "max_model_len" in refused.err
+
+
+def test_complete_from_a_terminal_writes_only_answers(cli: Any, llama: Path) -> None:
+    keyboard, terminal = os.openpty()
+    try:
+        process = cli.start("complete", "-m", llama, *GREEDY, "--json", stdin=terminal)
+        os.write(keyboard, b"Hello\n\x04")
+        out, err = process.communicate(timeout=60)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert process.returncode == 0, err
+    assert out == cli("complete", "Hello", "-m", llama, *GREEDY, "--json").out
 
 
 def test_complete_behind_a_server(cli: Any, llama: Path) -> None:

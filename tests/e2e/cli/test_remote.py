@@ -58,26 +58,33 @@ def test_https_to_a_server_without_tls(cli: Any, listening: int) -> None:
     assert result.err.endswith(f"); try --url http://127.0.0.1:{listening}\n")
 
 
-@pytest.mark.parametrize(("listening", "hint"), [(tls_alert, False), (hang_up, True)], indirect=["listening"])
-def test_tls_that_fails_is_not_called_no_server(cli: Any, listening: int, hint: bool) -> None:
+@pytest.mark.parametrize(("listening", "refused"), [(tls_alert, True), (hang_up, False)], indirect=["listening"])
+def test_tls_that_fails_is_not_called_no_server(cli: Any, listening: int, refused: bool) -> None:
     result = cli("chat", "--url", f"https://127.0.0.1:{listening}/llm/v1", "-q", "x")
     assert result.status == 1 and result.err.startswith(
         f"trivet: error: no TLS connection to https://127.0.0.1:{listening}/llm/v1: [SSL: "
     )
-    assert result.err.endswith(f"; if the server has no TLS, try --url http://127.0.0.1:{listening}/llm/v1\n") == hint
+    assert (
+        result.err.endswith("; the server refused it: check the host name of --url, and the server's log\n") == refused
+    )
+    assert "http://" not in result.err
 
 
 def test_a_server_with_tls(cli: Any, llama: Path, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: it makes the certificate of this test")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=trivet",
                "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     with cli.serving(llama, "--ssl-keyfile", key, "--ssl-certfile", certificate) as (url, _):
         port = url.rsplit(":", 1)[1]
         unknown = cli("complete", "x", "--url", f"https://127.0.0.1:{port}")
         assert unknown.status == 1 and "certificate verify failed" in unknown.err and "no server" not in unknown.err
+        assert unknown.err.endswith("; SSL_CERT_FILE names a file of certificates to trust\n")
+        misnamed = cli("complete", "x", "--url", f"https://localhost:{port}", SSL_CERT_FILE=str(certificate))
+        assert misnamed.status == 1 and "not valid for 'localhost'" in misnamed.err
+        assert "SSL_CERT_FILE" not in misnamed.err
         plain = cli("complete", "x", "--url", f"http://127.0.0.1:{port}")
         assert plain.status == 1 and f"if the server speaks TLS, try --url https://127.0.0.1:{port}" in plain.err
         answered = cli("complete", "x", "--url", f"https://127.0.0.1:{port}", SSL_CERT_FILE=str(certificate))

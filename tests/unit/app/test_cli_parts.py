@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import io
+import ssl
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trivet.app.cli import console
@@ -16,7 +20,7 @@ from trivet.app.cli.errors import UsageError
 from trivet.app.cli.listing import table
 from trivet.app.cli.loading import ExportNotes
 from trivet.app.cli.parser import ArgumentParser
-from trivet.app.remote import RemoteError, _parse_chunk
+from trivet.app.remote import RemoteError, RemoteSession, _parse_chunk
 
 
 class Terminal(io.StringIO):
@@ -131,3 +135,26 @@ def test_remote_chunks() -> None:
         _parse_chunk(b"<html>")
     with pytest.raises(RemoteError, match="broken"):
         _parse_chunk(b'{"error": {"message": "broken"}}')
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["connecting", "answering"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("WRONG_VERSION_NUMBER", "the server at https://h/v1 does not speak TLS ({}); try --url http://h"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "no TLS connection to https://h/v1: {}; the server refused it: check"),
+        ("UNSUPPORTED_PROTOCOL", "no TLS connection to https://h/v1: {}$"),
+    ],
+)
+def test_tls_errors(monkeypatch: pytest.MonkeyPatch, name: str, says: str, wrapped: bool) -> None:
+    """urllib wraps an error of connecting and sending, and not one of the answer."""
+    error = ssl.SSLError(1, f"[SSL: {name}] words")
+    error.reason = name
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError(error) if wrapped else error
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", fail)
+    with pytest.raises(RemoteError) as caught:
+        RemoteSession("https://h", api_key="", model_name=None)
+    assert f"{caught.value}$".startswith(says.format(f"[SSL: {name}] words"))
