@@ -66,7 +66,8 @@ def select_tier(cpu_tier: str | None) -> str:
     wanted = cpu_tier or os.environ.get(TIER_VARIABLE) or ""
     complaint = _cpu_library().trivet_cpu_check_tier(wanted.encode(), None).decode()
     if complaint:
-        raise UnsupportedDeviceError(complaint)
+        from_variable = not cpu_tier and wanted
+        raise UnsupportedDeviceError(f"${TIER_VARIABLE}: {complaint}" if from_variable else complaint)
     return wanted or str(probe_cpu()["best_tier"])
 
 

@@ -167,7 +167,7 @@ def _model_generation_config(source: str, manifest: Manifest) -> Mapping[str, An
         generation, ignored = read_generation_folder(Path(source), manifest.tokenizer.eos_token_ids)
     if ignored:
         logger.warning(
-            "%s sets %s, which this version has not: without effect; generation_config='vllm' leaves out all it sets",
+            "%s sets %s: without effect in this version; generation_config='vllm' leaves out all it sets",
             where,
             ", ".join(ignored),
         )

@@ -189,8 +189,10 @@ def test_the_environment_variable_is_the_default_tier(monkeypatch: pytest.Monkey
     assert library.select_tier("scalar") == "scalar"
     assert library.describe_cpu()["selected_tier"] == TIERS[1]
     monkeypatch.setenv(library.TIER_VARIABLE, "altivec")
-    with pytest.raises(UnsupportedDeviceError, match="unknown CPU tier 'altivec'"):
+    with pytest.raises(UnsupportedDeviceError, match=r"^\$TRIVET_CPU_TIER: unknown CPU tier 'altivec'"):
         library.select_tier(None)
+    with pytest.raises(UnsupportedDeviceError, match=r"^unknown CPU tier 'vmx'"):
+        library.select_tier("vmx")
     facts = library.describe_cpu()
     assert facts["selected_tier"] is None and "altivec" in facts["selected_tier_error"]
 

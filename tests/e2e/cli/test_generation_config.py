@@ -48,7 +48,7 @@ def test_do_sample_false_is_greedy(cli: Any, llama: Path, with_config: Callable[
 def test_keys_that_change_answers_are_named_once(cli: Any, with_config: Callable[[dict[str, Any]], list[Any]]) -> None:
     flags = with_config(QUIET | {"num_beams": 4, "no_repeat_ngram_size": 3, "temperature": 0.5})
     lines = [line for line in cli(*RUN, *flags).err.splitlines() if "without effect" in line]
-    assert len(lines) == 1 and "sets no_repeat_ngram_size, num_beams, which" in lines[0]
+    assert len(lines) == 1 and "sets no_repeat_ngram_size, num_beams: " in lines[0]
     assert "without effect" not in cli(*RUN, *with_config(QUIET)).err
 
 
@@ -57,7 +57,7 @@ def test_a_folder_that_would_move_the_end_of_answers_is_named(cli: Any, llama: P
     file = tmp_path / "generation_config.json"
     for eos, named in ((own, False), ([own], False), (None, False), ([own, 5], True), (5, True), ("x", True)):
         file.write_text(json.dumps({"eos_token_id": eos}))
-        assert ("sets eos_token_id, which" in cli(*RUN, "-m", llama, "--generation-config", tmp_path).err) == named, eos
+        assert ("sets eos_token_id: " in cli(*RUN, "-m", llama, "--generation-config", tmp_path).err) == named, eos
 
 
 def test_show_lists_them(cli: Any, llama: Path, tmp_path: Path) -> None:
