@@ -154,11 +154,6 @@ class SchedulerConfig:
     max_num_partial_prefills: int = option(1, "Prompts in progress at once.", only=_LATER)
     max_long_partial_prefills: int = option(1, "Long prompts in progress at once.", only=_LATER)
     long_prefill_token_threshold: int = option(0, "Most tokens of one request in one step; 0 = no such limit.")
-    admission_token_threshold: int | None = option(
-        None,
-        "A step that computes this many tokens for requests that it admits admits no more; 0 = no limit.",
-        default_text="48 per thread on the CPU, 0 on a GPU",
-    )
     enable_chunked_prefill: bool = option(True, "Split prompts that exceed the step's tokens.")
     policy: str = option("fcfs", "Order of requests.", flag="scheduling_policy", only=f"priority: {_LATER}")
     scheduler_reserve_full_isl: bool = option(True, "Admit a request only when its whole prompt fits the KV cache.")
@@ -174,8 +169,6 @@ class SchedulerConfig:
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         threshold = self.long_prefill_token_threshold
         require(threshold >= 0, "long_prefill_token_threshold", threshold, "0 or more")
-        admission = self.admission_token_threshold
-        require(admission is None or admission >= 0, "admission_token_threshold", admission, "0 or more")
         require(0 <= self.watermark < 1, "watermark", self.watermark, "[0, 1)")
         require(not self.async_scheduling, "async_scheduling", True, f"False; {_LATER}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,12 +24,10 @@ from .input_processor import InputProcessor
 if TYPE_CHECKING:
     from ...backends.contract.manifest import Manifest
     from ..config import EngineConfig, ModelConfig
-    from ..model_loader import LoadedModel
     from ..tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_ADMISSION_PER_THREAD: Final = 48  # tokens
 # generation_config.json name -> SamplingParams name
 _GENERATION_FIELDS: Final = {
     "temperature": "temperature",
@@ -72,7 +69,7 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
         # As long as the session's native half lasts; earlier, the two would only wait for the interpreter in turns.
         loaded = load_model(config, package_dir, manifest, meanwhile=load_tokenizer)
     try:
-        config, tokenizer = _settle(loaded), loading[0].result()
+        config, tokenizer = loaded.config, loading[0].result()
         generation_defaults = _generation_defaults(config.model_config, manifest)
         block_size, vocab_size = config.cache_config.block_size, manifest.architecture.vocab_size
         scheduler_config = config.scheduler_config
@@ -108,18 +105,6 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
         loaded.session.close()
         raise
     return EngineParts(config, manifest, tokenizer, core, input_processor, generation_defaults)
-
-
-def _settle(loaded: LoadedModel) -> EngineConfig:
-    """The configuration with what only the open session knows.
-
-    On the CPU, where so many rows keep the cores busy, further prompts in a step only delay the first tokens of others.
-    """
-    config, scheduler_config = loaded.config, loaded.config.scheduler_config
-    if scheduler_config.admission_token_threshold is None:
-        threshold = _ADMISSION_PER_THREAD * loaded.session.num_threads if config.resolved_device.name == "cpu" else 0
-        config = replace(config, scheduler_config=replace(scheduler_config, admission_token_threshold=threshold))
-    return config
 
 
 def _load_tokenizer(package_dir: Path, manifest: Manifest) -> Tokenizer:

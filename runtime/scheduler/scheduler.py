@@ -212,10 +212,7 @@ class Scheduler:
 
     def _schedule_waiting(self, step: _Step, timestamp: float) -> None:
         """Admit from the front of the queue, until one does not fit: nobody overtakes."""
-        least_budget = 0  # what has to be left for another request
-        if threshold := self.scheduler_config.admission_token_threshold:
-            least_budget = max(0, step.token_budget - threshold)
-        while self.waiting and step.token_budget > least_budget and len(self.running) < self.max_num_running_reqs:
+        while self.waiting and step.token_budget > 0 and len(self.running) < self.max_num_running_reqs:
             request = self.waiting.peek_request()
             if error := self._why_it_never_fits(request):
                 self.waiting.pop_request()

@@ -96,7 +96,6 @@ def test_without_chunked_prefill_a_prompt_must_fit_the_budget() -> None:
         ({"block_size": "16"}, "block_size is '16' (str); expected int"),
         ({"block_size": True}, "block_size is True (bool); expected int"),
         ({"verify": 1}, "verify is 1 (int); expected bool"),
-        ({"admission_token_threshold": -1}, "admission_token_threshold is -1; expected 0 or more"),
         ({"max_model_len": 1}, "max_model_len is 1; expected 2 tokens or more, or -1"),
         (
             {"kv_cache_dtype": "fp8_e5m2"},
@@ -192,7 +191,6 @@ def test_flat_names_are_vllms_but_for_our_own() -> None:
     ours = set(flat_fields()) - set(VLLM["engine_args"])
     assert ours == {
         "activation_dtype",
-        "admission_token_threshold",
         "cpu_tier",
         "device",
         "num_threads",

@@ -57,7 +57,6 @@ def toy_greedy(prompt: Sequence[int], num_tokens: int) -> list[int]:
 class ToySession:
     """Stands in for backends.session.ModelSession."""
 
-    num_threads = 2
     instances: ClassVar[list[ToySession]] = []
     before_run: ClassVar[Callable[[ToySession], None] | None] = None  # failure and latency injection
 

@@ -51,30 +51,6 @@ def test_a_token_for_a_chunk_row_is_an_error_of_the_runner() -> None:
         scheduler.update_from_output(out, ModelRunnerOutput(sampled_token_ids={"a": [7]}))
 
 
-def test_a_step_that_admits_enough_tokens_admits_no_further_request() -> None:
-    scheduler = make_scheduler(admission_token_threshold=16, caching=False)
-    for name, length in (("a", 10), ("b", 5), ("c", 30), ("d", 4)):
-        scheduler.add_request(make_request(name, length))
-    steps = [step(scheduler)[0].num_scheduled_tokens for _ in range(3)]
-    assert steps == [{"a": 10, "b": 5, "c": 30}, {"a": 1, "b": 1, "c": 1, "d": 4}, {"a": 1, "b": 1, "c": 1, "d": 1}]
-
-
-def test_running_requests_do_not_keep_others_out() -> None:
-    scheduler = make_scheduler(admission_token_threshold=2, caching=False)
-    for name in "abc":
-        scheduler.add_request(make_request(name, 3))
-    for name in "abc":
-        assert step(scheduler)[0].scheduled_new_req_ids == [name]
-
-
-def test_a_long_prompt_that_runs_keeps_nobody_out() -> None:
-    scheduler = make_scheduler(admission_token_threshold=16, long_prefill_token_threshold=16, caching=False)
-    for name, length in (("a", 40), ("b", 4)):
-        scheduler.add_request(make_request(name, length))
-    steps = [step(scheduler)[0].num_scheduled_tokens for _ in range(2)]
-    assert steps == [{"a": 16}, {"a": 16, "b": 4}]
-
-
 def test_max_num_seqs_bounds_the_running_requests() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for i in range(3):
