@@ -52,6 +52,8 @@ def _cpu_library() -> ctypes.CDLL:
     library.trivet_cpu_merge_byte_pairs.restype = ctypes.c_int64
     library.trivet_cpu_map_cached_pages.argtypes = [pointer, ctypes.c_int64, ctypes.POINTER(ctypes.c_int32)]
     library.trivet_cpu_map_cached_pages.restype = None
+    library.trivet_cpu_dequantize.argtypes = [ctypes.c_char_p, pointer, ctypes.c_int64, pointer]
+    library.trivet_cpu_dequantize.restype = ctypes.c_bool
     return library
 
 
@@ -103,6 +105,18 @@ def merge_byte_pairs(tables: BytePairTables, ids: list[int], words: NDArray[np.f
         raise MemoryError("no memory to tokenise with")
     found: list[int] = merged[:count].tolist()
     return found
+
+
+def dequantize_rows(name: str, rows: NDArray[np.uint8], out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """`out` [rows, n] = rows [rows, row_bytes] of the weight format `name`, both C-contiguous.
+
+    Bit for bit what exporters.dequantize computes; other threads run meanwhile. ValueError for a format that the library does not know.
+    """
+    if not (rows.flags.c_contiguous and out.flags.c_contiguous):
+        raise ValueError("dequantize_rows: expected C-contiguous arrays")
+    if not _cpu_library().trivet_cpu_dequantize(name.encode(), rows.ctypes.data, out.size, out.ctypes.data):
+        raise ValueError(f"dequantize_rows: the op library knows no weight format {name!r}")
+    return out
 
 
 def map_cached_pages(arrays: Sequence[NDArray[np.uint8]], stop: ctypes.c_int32) -> None:

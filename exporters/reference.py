@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from .architectures.model import Attention, Linear, Mlp, Model, Norm, Rope
 from .checkpoint.tensors import TensorInfo
 from .dequantize import dequantize_rows, raw_rows, read_tensor
+from .dequantize.base import Bytes, Floats
 
-Floats = NDArray[np.float32]
 _CHUNK_ELEMENTS: Final = 1 << 19  # of a weight matrix, dequantised at a time per thread
 _SMALL_PRODUCT: Final = 1 << 18  # multiplications that a BLAS does on the calling thread
-_MAX_THREADS: Final = 4
+_MAX_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,26 @@ class ReferenceResult:
 
 
 def evaluate(
-    model: Model, token_ids: NDArray[np.int32], progress: Callable[[float], None] = lambda fraction: None
+    model: Model,
+    token_ids: NDArray[np.int32],
+    progress: Callable[[float], None] = lambda fraction: None,
+    dequantize: Callable[[str, Bytes, Floats], Floats] = dequantize_rows,
 ) -> ReferenceResult:
-    """Run one sequence from position 0 through the model, in float32."""
+    """Run one sequence from position 0 through the model, in float32.
+
+    `dequantize`: dequantize_rows, or what does the same to the matrices, sooner.
+    """
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
-        return _Evaluation(model, threads).run(token_ids, progress)
+        return _Evaluation(model, threads, dequantize).run(token_ids, progress)
 
 
 class _Evaluation:
-    def __init__(self, model: Model, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, model: Model, threads: ThreadPoolExecutor, dequantize: Callable[[str, Bytes, Floats], Floats]
+    ) -> None:
         self.model = model
         self.threads = threads
+        self.dequantize = dequantize
         self.scratch = threading.local()
 
     def run(self, token_ids: NDArray[np.int32], progress: Callable[[float], None]) -> ReferenceResult:
@@ -89,7 +98,7 @@ class _Evaluation:
 
         def chunk(start: int) -> None:
             block = rows[start : start + step]
-            values = dequantize_rows(weight.format, block, self._buffer(len(block), in_features))
+            values = self.dequantize(weight.format, block, self._buffer(len(block), in_features))
             _product(values, x_columns, y[start : start + step])
 
         for _ in self.threads.map(chunk, range(0, len(rows), step)):

@@ -31,7 +31,14 @@ def verified(package_dir: Path, manifest: Manifest, model: Model, progress: Call
     """The manifest with the outcome recorded; VerificationError if the graph differs from the checkpoint."""
     token_ids = fixed_tokens(model.vocab_size)
     progress("evaluating the checkpoint", 0.2)
-    reference = evaluate(model, token_ids, lambda done: progress("evaluating the checkpoint", 0.2 + 0.6 * done))
+    from ..backends.library import dequantize_rows
+
+    reference = evaluate(
+        model,
+        token_ids,
+        lambda done: progress("evaluating the checkpoint", 0.2 + 0.6 * done),
+        dequantize=dequantize_rows,
+    )
     progress("running the graph", 0.8)
     residuals, logits = _run_graph(package_dir, manifest, token_ids)
     error = compare(reference, residuals, logits)

@@ -13,6 +13,7 @@ from .pe import parse_pe
 EXPORTS = (
     "RegisterCustomOps",
     "trivet_cpu_check_tier",
+    "trivet_cpu_dequantize",
     "trivet_cpu_describe",
     "trivet_cpu_map_cached_pages",
     "trivet_cpu_merge_byte_pairs",

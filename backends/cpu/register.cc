@@ -1,10 +1,13 @@
 // Entry points of libtrivet_cpu: RegisterCustomOps for onnxruntime, trivet_cpu_* for Python (ctypes).
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -164,6 +167,16 @@ TRIVET_EXPORT int64_t trivet_cpu_merge_byte_pairs(const trivet::BytePairTables* 
   } catch (const std::bad_alloc&) {
     return -1;
   }
+}
+
+// Whole blocks of `format`, a name of common/weight_format.h, as n float32; false: there is no such format.
+TRIVET_EXPORT bool trivet_cpu_dequantize(const char* format, const uint8_t* blocks, int64_t n, float* out) {
+  using namespace trivet;
+  const auto* spec = std::find_if(std::begin(kFormatSpecs), std::end(kFormatSpecs),
+                                  [&](const FormatSpec& known) { return known.name == std::string_view(format); });
+  if (spec == std::end(kFormatSpecs)) return false;
+  weight_format(spec->format).dequantize(blocks, n, out);
+  return true;
 }
 
 // See cached_pages.h. `ranges`: addresses and sizes in turn. Returns when all is mapped, or soon after *stop is set.

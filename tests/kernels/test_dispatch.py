@@ -206,6 +206,7 @@ def test_the_library_needs_nothing_of_onnxruntime_and_exports_its_entry_points_o
         "RegisterCustomOps",
         "trivet_cpu_describe",
         "trivet_cpu_check_tier",
+        "trivet_cpu_dequantize",
         "trivet_cpu_map_cached_pages",
         "trivet_cpu_merge_byte_pairs",
     }

@@ -200,7 +200,7 @@ def test_a_damaged_dylib_is_refused(data: bytes, complaint: str) -> None:
         ({"system": (1, 26 << 16)}, f"needs macOS 26.0; expected {MACOS_FLOOR} at most"),
         ({"signed": False}, "is not signed"),
         ({"exports": (*EXPORTS, "_ZNSt3__16vectorE")}, "_ZNSt3__16vectorE, trivet_cpu_check_tier"),
-        ({"exports": EXPORTS[:3]}, "exports RegisterCustomOps, trivet_cpu_check_tier, trivet_cpu_describe; expected"),
+        ({"exports": EXPORTS[:3]}, "exports RegisterCustomOps, trivet_cpu_check_tier, trivet_cpu_dequantize; expected"),
     ],
 )
 def test_a_dylib_that_is_not_as_it_should_be(changes: dict[str, Any], complaint: str) -> None:

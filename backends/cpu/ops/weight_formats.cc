@@ -120,10 +120,12 @@ void dequantize_q6_k(const uint8_t* p, int64_t n, float* out) {
     for (int j = 0; j < 8; j++, out += 32) {
       const uint8_t* low = p + j / 4 * 64 + j % 2 * 32;
       const uint8_t* high = p + 128 + j / 4 * 32;
-      for (int i = 0; i < 32; i++) {
-        const int value = ((low[i] >> (j % 4 / 2 * 4)) & 15) | ((high[i] >> (j % 4 * 2) & 3) << 4);
-        const float ds = d * static_cast<float>(static_cast<int8_t>(p[192 + 2 * j + i / 16]));
-        out[i] = ds * static_cast<float>(value - 32);
+      for (int half = 0; half < 2; half++) {
+        const float ds = d * static_cast<float>(static_cast<int8_t>(p[192 + 2 * j + half]));
+        for (int i = 16 * half; i < 16 * (half + 1); i++) {
+          const int value = ((low[i] >> (j % 4 / 2 * 4)) & 15) | ((high[i] >> (j % 4 * 2) & 3) << 4);
+          out[i] = ds * static_cast<float>(value - 32);
+        }
       }
     }
   }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from trivet.backends import library
 from trivet.backends.contract.formats import FORMATS
 from trivet.exporters.dequantize import DEQUANTIZERS, dequantize_rows
 
@@ -36,10 +39,11 @@ def test_every_format_of_the_contract_has_a_dequantizer() -> None:
     assert set(DEQUANTIZERS) == set(FORMATS)
 
 
+@pytest.mark.parametrize("dequantize", [dequantize_rows, library.dequantize_rows], ids=["numpy", "library"])
 @pytest.mark.parametrize("name", ALL)
-def test_dequantize_is_bit_exact(name: str) -> None:
+def test_dequantize_is_bit_exact(name: str, dequantize: Callable[..., NDArray[np.float32]]) -> None:
     rows = random_rows(name, 1)
-    ours = dequantize_rows(name, rows)
+    ours = dequantize(name, rows, np.full((24, 1024), np.nan, np.float32))
     theirs = rows.view(np.float32) if name == "f32" else gguf.dequantize(rows, ggml_type(name))
     nan = np.isnan(theirs)  # of random f16 and bf16 bits; only that they are NaN is compared
     assert ours.shape == theirs.shape
@@ -51,6 +55,14 @@ def test_dequantize_is_bit_exact(name: str) -> None:
 def test_a_row_must_hold_whole_blocks(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: a row of 100 elements is not a multiple"):
         FORMATS[name].row_bytes(100)
+
+
+def test_the_library_refuses_what_it_cannot_dequantize() -> None:
+    rows, out = random_rows("q4_0", 2), np.zeros((24, 1024), np.float32)
+    with pytest.raises(ValueError, match="no weight format 'q3_k'"):
+        library.dequantize_rows("q3_k", rows, out)
+    with pytest.raises(ValueError, match="expected C-contiguous arrays"):
+        library.dequantize_rows("q4_0", rows[:, ::2], out)
 
 
 def test_dequantize_writes_into_the_given_array() -> None:
