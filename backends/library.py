@@ -110,7 +110,8 @@ def merge_byte_pairs(tables: BytePairTables, ids: list[int], words: NDArray[np.f
 def dequantize_rows(name: str, rows: NDArray[np.uint8], out: NDArray[np.float32]) -> NDArray[np.float32]:
     """`out` [rows, n] = rows [rows, row_bytes] of the weight format `name`, both C-contiguous.
 
-    Bit for bit what exporters.dequantize computes; other threads run meanwhile. ValueError for a format that the library does not know.
+    Bit for bit what exporters.dequantize computes; other threads run meanwhile. ValueError for a format that the
+    library does not know.
     """
     if not (rows.flags.c_contiguous and out.flags.c_contiguous):
         raise ValueError("dequantize_rows: expected C-contiguous arrays")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..backends.contract.manifest import Manifest, Verification
 from ..backends.contract.opset import SAMPLING_FLOATS, SAMPLING_INTS
+from ..backends.library import dequantize_rows
 from .architectures.model import Model
 from .errors import ExportError, VerificationError
 from .reference import ReferenceResult, evaluate
@@ -31,8 +32,6 @@ def verified(package_dir: Path, manifest: Manifest, model: Model, progress: Call
     """The manifest with the outcome recorded; VerificationError if the graph differs from the checkpoint."""
     token_ids = fixed_tokens(model.vocab_size)
     progress("evaluating the checkpoint", 0.2)
-    from ..backends.library import dequantize_rows
-
     reference = evaluate(
         model,
         token_ids,
