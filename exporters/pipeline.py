@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from .._garbage import collection_paused
 from ..backends.contract.manifest import (
     CHAT_TEMPLATE_NAME,
     MANIFEST_NAME,
@@ -65,7 +66,7 @@ def run_export(
             _check_unchanged(checkpoint, sources)
             progress("reading the checkpoint", 0.0)
             model = build_model(checkpoint)
-            with new_package(target) as folder:
+            with new_package(target) as folder, collection_paused():
                 try:
                     _write_package(folder, checkpoint, model, sources, verify, tokenizer_pre, progress)
                 except Exception:
@@ -159,8 +160,9 @@ def _write_tokenizer(folder: Path, checkpoint: Checkpoint, tokenizer_pre: str | 
     from .tokenizer.byte_pairs import write_byte_pairs
 
     built = build_tokenizer(checkpoint, pre_override=tokenizer_pre)
-    built.tokenizer.save(str(folder / TOKENIZER_NAME), pretty=False)
-    write_byte_pairs(built.tokenizer, folder)
+    serialised = built.tokenizer.to_str()
+    (folder / TOKENIZER_NAME).write_text(serialised, encoding="utf-8", newline="")
+    write_byte_pairs(serialised, folder)
     if built.chat_template is not None:
         (folder / CHAT_TEMPLATE_NAME).write_text(built.chat_template, encoding="utf-8")
     return built.spec

@@ -6,27 +6,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-from tokenizers import Tokenizer
 
 from ...backends.contract.byte_pairs import BYTE_PAIRS_NAME, BytePairsHeader
 
 _BYTES = 256
 
 
-def write_byte_pairs(tokenizer: Tokenizer, folder: Path) -> bool:
-    """Write the file if `tokenizer` is of the kind that it can hold: BPE without special cases, of bytes or of text.
+def write_byte_pairs(serialised: str, folder: Path) -> bool:
+    """Write the file if the tokenizer is of the kind that it can hold: BPE without special cases, of bytes or of text.
 
-    Returns whether it was written.
+    `serialised`: Tokenizer.to_str(). Returns whether the file was written.
     """
-    whole = json.loads(tokenizer.to_str())
+    whole = msgspec.json.decode(serialised)
     model, vocab = whole["model"], whole["model"].get("vocab", {})
     if not _is_plain(model):
         return False
-    num_ids = max([*vocab.values(), *(token["id"] for token in whole["added_tokens"])]) + 1
-    spellings = [(tokenizer.id_to_token(i) or "").encode() for i in range(num_ids)]
-    left, right, rank, product = _pairs(vocab, model["merges"])
+    added = {token["id"]: token["content"].encode() for token in whole["added_tokens"]}
     words = sorted((token.encode(), i) for token, i in vocab.items())
+    num_ids = max([*vocab.values(), *added]) + 1
+    spellings = [b""] * num_ids
+    for spelling, i in words:
+        spellings[i] = spelling
+    for i, spelling in added.items():
+        spellings[i] = spelling
+    left, right, rank, product = _pairs(vocab, model["merges"])
     text, splitter = b"".join(spellings), _splitter(whole)
     header = BytePairsHeader(num_ids, len(left), len(words), len(text), len(splitter), int(model["ignore_merges"]))
     sections: dict[str, Any] = {
@@ -59,13 +64,14 @@ def _is_plain(model: dict[str, Any]) -> bool:
 
 def _pairs(vocab: dict[str, int], merges: list[list[str]]) -> tuple[np.ndarray[Any, Any], ...]:
     """(left, right, rank, product), sorted by the first two; of a pair that is there twice the last one counts."""
-    halves = np.array([(vocab[a], vocab[b]) for a, b in merges], np.uint64).reshape(-1, 2)
-    product = np.array([vocab[a + b] for a, b in merges], np.uint32)
-    pair = halves[:, 0] << np.uint64(32) | halves[:, 1]
+    left, right, product = (
+        np.fromiter((vocab[text] for text in texts), np.uint64, len(merges))
+        for texts in ((a for a, _ in merges), (b for _, b in merges), (a + b for a, b in merges))
+    )
+    pair = left << np.uint64(32) | right
     rank = np.argsort(pair, kind="stable")
     rank = rank[np.append(np.diff(pair[rank]) != 0, True)[: len(rank)]]
-    left, right = halves[rank].astype(np.uint32).T
-    return left, right, rank, product[rank]
+    return left[rank], right[rank], rank, product[rank]
 
 
 def _splitter(whole: dict[str, Any]) -> bytes:

@@ -30,7 +30,7 @@ TEXTS = [
 
 
 def opened(backend: Backend, folder: Path) -> BytePairs:
-    assert write_byte_pairs(backend, folder)
+    assert write_byte_pairs(backend.to_str(), folder)
     pairs = BytePairs.of_package(folder)
     assert pairs is not None
     return pairs
@@ -128,12 +128,12 @@ def test_of_a_pair_that_is_there_twice_the_last_rank_counts(tiny: BuiltTokenizer
     ],
 )
 def test_special_cases_stay_with_the_library(model: dict[str, Any], tiny: BuiltTokenizer, tmp_path: Path) -> None:
-    assert not write_byte_pairs(changed(tiny.tokenizer, merges=[], **model), tmp_path)
+    assert not write_byte_pairs(changed(tiny.tokenizer, merges=[], **model).to_str(), tmp_path)
     assert BytePairs.of_package(tmp_path) is None
 
 
 def test_unigram_stays_with_the_library(tmp_path: Path) -> None:
-    assert not write_byte_pairs(Backend(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False)), tmp_path)
+    assert not write_byte_pairs(Backend(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False)).to_str(), tmp_path)
 
 
 # --- SentencePiece ------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_texts_in_pieces(pieces: tuple[BytePairs, Backend], probes: dict[str, An
 
 @pytest.mark.parametrize("section", ["first", "right", "product", "text_end", "by_text", "splitter"])
 def test_a_damaged_file_is_refused(section: str, tiny: BuiltTokenizer, tmp_path: Path) -> None:
-    assert write_byte_pairs(tiny.tokenizer, tmp_path)
+    assert write_byte_pairs(tiny.tokenizer.to_str(), tmp_path)
     path = tmp_path / BYTE_PAIRS_NAME
     data = bytearray(path.read_bytes())
     offset, size = BytePairsHeader.unpack(bytes(data)).sections()[section]
@@ -175,7 +175,7 @@ def test_a_damaged_file_is_refused(section: str, tiny: BuiltTokenizer, tmp_path:
 
 def test_a_splitter_with_ids_that_the_tables_lack_is_refused(tiny: BuiltTokenizer, tmp_path: Path) -> None:
     """The merging would read far outside of the file."""
-    assert write_byte_pairs(tiny.tokenizer, tmp_path)
+    assert write_byte_pairs(tiny.tokenizer.to_str(), tmp_path)
     path = tmp_path / BYTE_PAIRS_NAME
     data = bytearray(path.read_bytes())
     offset, size = BytePairsHeader.unpack(bytes(data)).sections()["splitter"]
@@ -191,7 +191,7 @@ def test_a_splitter_with_ids_that_the_tables_lack_is_refused(tiny: BuiltTokenize
 
 @pytest.mark.parametrize("cut", [0, 5, 100, -8])
 def test_a_cut_file_is_refused(cut: int, tiny: BuiltTokenizer, tmp_path: Path) -> None:
-    assert write_byte_pairs(tiny.tokenizer, tmp_path)
+    assert write_byte_pairs(tiny.tokenizer.to_str(), tmp_path)
     path = tmp_path / BYTE_PAIRS_NAME
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(TokenizerLoadError, match=r"byte_pairs.bin: cannot be used"):
