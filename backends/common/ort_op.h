@@ -152,7 +152,7 @@ class KernelContext {
 // is one buffer; asking for a slot again invalidates what it held.
 class ThreadScratch {
  public:
-  static constexpr int kSlots = 8;
+  static constexpr int kSlots = 9;
   template <class T>
   static T* get(int slot, int64_t count) {
     return static_cast<T*>(bytes(slot, static_cast<size_t>(count) * sizeof(T)));

@@ -152,8 +152,8 @@ int default_num_threads() {
 
 namespace {
 
-// A run of tasks that nobody has begun, on a cache line of its own.
-class alignas(64) Share {
+// A run of tasks that nobody has begun.
+class Share {
  public:
   void set(int64_t first, int64_t end) { range_.store(pack(first, end), std::memory_order_relaxed); }
 
@@ -191,39 +191,51 @@ class alignas(64) Share {
 }  // namespace
 
 struct ThreadPool::State {
-  // Even: no region open; odd: open. Workers wait for it to change. It is the futex word.
-  alignas(64) std::atomic<uint32_t> epoch{0};
-  std::vector<Share> shares;               // by thread
-  alignas(64) std::atomic<int> active{0};  // workers that may touch the open region's fields
+  struct Region {
+    Call call;
+    void* arg;
+    int num_shares;
+  };
+
+  // Of a worker: the caller opens it and, when all tasks have been begun, closes it again or, if the worker has gone
+  // inside, waits until that leaves and closes it.
+  enum Door { kClosed, kOpen, kInside, kStop };
+
+  // What the caller and one worker tell each other, on a cache line of its own: one line that all workers watch, or
+  // write to, goes round the cores at the begin and end of every region.
+  struct alignas(64) Seat {
+    std::atomic<Door> door{kClosed};
+    Share share;
+    Region region{};  // written only while the door is closed
+  };
+
+  std::vector<Seat> seats;  // by thread; nobody waits at the door of thread 0, the caller
   alignas(64) std::atomic<int> sleepers{0};
+  std::atomic<uint32_t> wakes{0};  // the futex word
   alignas(64) std::atomic<bool> busy{false};
-  std::atomic<bool> stop{false};
   bool oversubscribed = false;
   int max_wakes = 0;  // sleepers that a region wakes: more than there are cores would only queue up behind each other
-  // The open region; written only while no worker is active.
-  int num_shares = 0;
-  Call call = nullptr;
-  void* arg = nullptr;
-  IdleTask idle{};  // step is null if there is none
+  // Of the open region; written only while no worker is inside.
+  alignas(64) IdleTask idle{};  // step is null if there is none
   std::byte idle_copy[kIdleBytes];
   std::atomic<bool> failed{false};
   std::exception_ptr error;  // of the task that set `failed`
   std::vector<std::thread> workers;
 
   // The thread's own share first, then what others have left at the end of theirs. -1: all tasks have been begun.
-  int64_t take_task(int thread) {
+  int64_t take_task(int num_shares, int thread) {
     const int own = thread % num_shares;
-    int64_t task = shares[own].take_first();
-    for (int i = 1; task < 0 && i < num_shares; i++) task = shares[(own + i) % num_shares].take_last();
+    int64_t task = seats[own].share.take_first();
+    for (int i = 1; task < 0 && i < num_shares; i++) task = seats[(own + i) % num_shares].share.take_last();
     return task;
   }
 
-  void take_tasks(int thread) {
+  void take_tasks(const Region& region, int thread) {
     try {
-      for (int64_t task; (task = take_task(thread)) >= 0;) call(arg, task, thread);
+      for (int64_t task; (task = take_task(region.num_shares, thread)) >= 0;) region.call(region.arg, task, thread);
     } catch (...) {
       if (!failed.exchange(true)) error = std::current_exception();
-      for (int i = 0; i < num_shares; i++) shares[i].set(0, 0);
+      for (int i = 0; i < region.num_shares; i++) seats[i].share.set(0, 0);
     }
   }
 
@@ -233,44 +245,77 @@ struct ThreadPool::State {
     alignas(16) std::byte copy[kIdleBytes];
   };
 
-  // Returns the epoch once it differs from `seen`.
-  uint32_t wait_for_change(uint32_t seen, int thread, Idling& idling) {
+  // Returns what the door is once it is not closed.
+  Door wait_at_door(Seat& seat, int thread, Idling& idling) {
     const auto limit = oversubscribed ? kSpinOversubscribed : kSpin;
     const auto start = Clock::now();
     while (true) {
       for (int i = 0; i < 32; i++) {
-        const uint32_t now = epoch.load(std::memory_order_acquire);
-        if (now != seen) return now;
-        if (idling.step != nullptr && !idling.step(idling.copy, thread, static_cast<int>(shares.size()))) {
+        const Door door = seat.door.load(std::memory_order_acquire);
+        if (door != kClosed) return door;
+        if (idling.step != nullptr && !idling.step(idling.copy, thread, static_cast<int>(seats.size()))) {
           idling.step = nullptr;
         }
         cpu_relax();
       }
       if (Clock::now() - start < limit) continue;
+      // Announce first, then look again: either the open door is seen here, or the caller sees the sleeper.
       sleepers.fetch_add(1);
-      futex_wait(epoch, seen);
+      const uint32_t seen = wakes.load();
+      if (seat.door.load(std::memory_order_acquire) == kClosed) futex_wait(wakes, seen);
       sleepers.fetch_sub(1);
     }
   }
 
   void work(int thread) {
-    uint32_t seen = 0;
+    Seat& seat = seats[thread];
     Idling idling;
     while (true) {
-      seen = wait_for_change(seen, thread, idling);
-      if (stop.load()) return;
-      if (seen % 2 == 0) continue;
-      // Announce first, then look again (both sequentially consistent): either the caller's closing store is seen here,
-      // or the caller sees `active` and waits.
-      active.fetch_add(1);
-      if (epoch.load() == seen) {
-        take_tasks(thread);
-        if (idle.step != nullptr) {
-          idling.step = idle.step;
-          std::memcpy(idling.copy, idle_copy, idle.size);
+      Door door = wait_at_door(seat, thread, idling);
+      if (door == kStop) return;
+      if (!seat.door.compare_exchange_strong(door, kInside, std::memory_order_acquire)) continue;
+      for (size_t at = 0; at < kIdleBytes; at += 64) __builtin_prefetch(idle_copy + at);  // read when tasks are done
+      take_tasks(seat.region, thread);
+      if (idle.step != nullptr) {
+        idling.step = idle.step;
+        std::memcpy(idling.copy, idle_copy, idle.size);
+      }
+      seat.door.store(kClosed, std::memory_order_release);
+    }
+  }
+
+  void open(const Region& region, int64_t n) {
+    for (int i = 0; i < static_cast<int>(seats.size()); i++) {
+      Seat& seat = seats[i];
+      if (i < region.num_shares) {
+        seat.share.set(share_begin(n, i, region.num_shares), share_begin(n, i + 1, region.num_shares));
+      }
+      if (i == 0) continue;
+      seat.region = region;
+      seat.door.store(kOpen, std::memory_order_release);
+    }
+    // A write, too: it cannot come before the doors.
+    if (sleepers.fetch_add(0) > 0) wake(max_wakes);
+  }
+
+  void wake(int count) {
+    wakes.fetch_add(1);
+    futex_wake(wakes, count);
+  }
+
+  void close() {
+    int spins = 0;
+    for (size_t i = 1; i < seats.size(); i++) {
+      std::atomic<Door>& door = seats[i].door;
+      Door now = door.load(std::memory_order_acquire);
+      if (now == kOpen && door.compare_exchange_strong(now, kClosed, std::memory_order_acquire)) continue;
+      for (; now != kClosed; now = door.load(std::memory_order_acquire)) {
+        if (oversubscribed || ++spins > 4096) {
+          std::this_thread::yield();
+        } else {
+          cpu_relax();
         }
       }
-      active.fetch_sub(1);
     }
   }
 };
@@ -278,7 +323,7 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std::make_unique<State>()) {
   const int cpus = static_cast<int>(affinity_cpus().size());
   state_->oversubscribed = num_threads > cpus;
-  state_->shares = std::vector<Share>(static_cast<size_t>(num_threads));
+  state_->seats = std::vector<State::Seat>(static_cast<size_t>(num_threads));
   state_->max_wakes = std::max(1, std::min(num_threads, cpus) - 1);
   for (int thread = 1; thread < num_threads; thread++) {
     state_->workers.emplace_back([state = state_.get(), thread] { state->work(thread); });
@@ -286,9 +331,8 @@ ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std:
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop.store(true);
-  state_->epoch.fetch_add(2);
-  futex_wake(state_->epoch, INT_MAX);
+  for (State::Seat& seat : state_->seats) seat.door.store(State::kStop);
+  state_->wake(INT_MAX);
   for (std::thread& worker : state_->workers) worker.join();
 }
 
@@ -308,27 +352,15 @@ void ThreadPool::run(int64_t n, int num_shares, Call call, void* arg, const Idle
     for (int64_t task = 0; task < n; task++) call(arg, task, 0);
     return;
   }
-  s.call = call;
-  s.arg = arg;
-  s.num_shares = num_shares;
-  s.idle.step = nullptr;
+  s.idle = {};
   if (idle != nullptr) {
     s.idle = *idle;
     std::memcpy(s.idle_copy, idle->original, idle->size);
   }
-  for (int i = 0; i < num_shares; i++)
-    s.shares[i].set(share_begin(n, i, num_shares), share_begin(n, i + 1, num_shares));
-  s.epoch.fetch_add(1);
-  if (s.sleepers.load() > 0) futex_wake(s.epoch, s.max_wakes);
-  s.take_tasks(0);
-  s.epoch.fetch_add(1);
-  for (int i = 0; s.active.load() != 0; i++) {
-    if (s.oversubscribed || i >= 4096) {
-      std::this_thread::yield();
-    } else {
-      cpu_relax();
-    }
-  }
+  const State::Region region{call, arg, num_shares};
+  s.open(region, n);
+  s.take_tasks(region, 0);
+  s.close();
   const std::exception_ptr error = s.failed.exchange(false) ? std::exchange(s.error, nullptr) : nullptr;
   s.busy.store(false, std::memory_order_release);
   if (error) std::rethrow_exception(error);

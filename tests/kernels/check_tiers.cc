@@ -150,7 +150,12 @@ struct Prompt {
     p.block_table = block_table.data();  // block i holds positions 16 i...
     p.query_start_loc = query_start_loc, p.seq_lens = &seq_len, p.kv_cache = cache.data(), p.out = out.data();
     const AttentionKernels& kernels = kAttentions[tier];
-    for (int64_t t = 0; t < kTokens; t++) kernels.prepare(p, t, queries.data() + t * kHeads * kDim);
+    for (int64_t t = 0; t < kTokens; t++) {
+      for (int64_t head = 0; head < kKvHeads; head++) {
+        kernels.prepare(p, t, head, queries.data() + (t * kHeads + head * p.group) * kDim);
+        kernels.store(p, t, head);
+      }
+    }
     const int64_t rows = kTokens * p.group;
     std::vector<float> max(rows), sum(rows), acc(rows * kPadded);
     std::vector<float> keys(kDim * kTileKeys), values(kTileKeys * kPadded), scores(kScoreRows * kTileKeys);

@@ -134,7 +134,7 @@ def test_forced_token_ignores_processing(tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("vocab", [1, 64, 4099])
+@pytest.mark.parametrize("vocab", [1, 64, 4099, 40_000])
 def test_logits_that_cannot_be_sampled_give_no_token(tier: str, vocab: int) -> None:
     """NaN, +inf or nothing but -inf: that row has no token, whatever it asked for; its neighbours get theirs."""
     rng = np.random.default_rng(13)
@@ -152,6 +152,16 @@ def test_logits_that_cannot_be_sampled_give_no_token(tier: str, vocab: int) -> N
     assert (got["sampled_logprobs"][bad] == -np.inf).all() and (got["top_logprobs"][bad] == -np.inf).all()
     for name, value in got.items():
         assert np.delete(value, bad, 0).tobytes() == np.delete(expected[name], bad, 0).tobytes(), name
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_lowest_id_of_the_highest_logits_is_taken(tier: str) -> None:
+    logits = np.zeros((3, 40_000), np.float32)
+    logits[0, [39_000, 20_000, 17_000]] = 1.0  # threads look through 16384 logits each
+    logits[1, [16_384, 16_383]] = 1.0
+    logits[2, 39_999] = 1.0
+    got = run_sample(logits, [Row(), Row(), Row()], tier=tier)
+    assert got["sampled_token_ids"].tolist() == [17_000, 16_383, 39_999]
 
 
 @pytest.mark.parametrize("tier", TIERS)

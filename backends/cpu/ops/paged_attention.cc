@@ -2,8 +2,10 @@
 #include "paged_attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <new>
 
 #include "../../common/op_messages.h"
 #include "../dispatch.h"
@@ -21,10 +23,16 @@ constexpr int64_t kPrepareElements = 1 << 12;  // of Q, K and V that one thread 
 constexpr int64_t kSerialWork = 1 << 16;       // multiply-adds that one thread does sooner than it wakes another
 constexpr int64_t kMaxSplitFloats = 8 << 20;   // memory bound of partition states
 
-enum ScratchSlot : int { kQueries, kItems, kTasks, kSplitStates, kThreadFloats };
+enum ScratchSlot : int { kQueries, kItems, kTasks, kSplitItems, kSplitStates, kThreadFloats };
 
 struct AttentionTask {
   int64_t item, partition;
+};
+
+// An item whose partitions are tasks of their own.
+struct SplitItem {
+  int64_t first_task;
+  std::atomic<int64_t> unfinished;  // tasks
 };
 
 // --- Checks -------------------------------------------------------------------------------------------------------
@@ -85,18 +93,8 @@ class Attention {
   }
 
   void run() {
-    const int64_t token_floats = p_.num_heads * p_.query_stride;
-    queries_ = ThreadScratch::get<float>(kQueries, p_.num_tokens * token_floats);
     make_items();
-    const int64_t least = ceil_div(kPrepareElements, (p_.num_heads + 2 * p_.num_kv_heads) * p_.head_dim);
-    const int64_t share = ceil_div(p_.num_tokens, kTasksPerThread * pool_.num_threads());
-    const int64_t tokens = std::min(std::max(share, least), kPrepareTokens);
-    for_each(ceil_div(p_.num_tokens, tokens), p_.num_tokens > tokens, [&](int64_t task) {
-      const int64_t end = std::min(p_.num_tokens, (task + 1) * tokens);
-      for (int64_t t = task * tokens; t < end; ++t) {
-        kernels_.prepare(p_, t, queries_ + t * token_floats);
-      }
-    });
+    if (p_.num_tokens > 1) prepare_all();
     const bool few = num_items_ < kTasksPerThread * pool_.num_threads();
     if (few && !shares_ && parallel_ && num_tasks_ > num_items_ && num_tasks_ * state_floats_ <= kMaxSplitFloats) {
       run_split();
@@ -106,6 +104,37 @@ class Attention {
   }
 
  private:
+  // All queries, keys and values, before any are attended: tokens read the keys of others.
+  void prepare_all() {
+    queries_ = ThreadScratch::get<float>(kQueries, p_.num_tokens * p_.num_heads * p_.query_stride);
+    const int64_t least = ceil_div(kPrepareElements, (p_.num_heads + 2 * p_.num_kv_heads) * p_.head_dim);
+    const int64_t share = ceil_div(p_.num_tokens, kTasksPerThread * pool_.num_threads());
+    const int64_t tokens = std::min(std::max(share, least), kPrepareTokens);
+    for_each(ceil_div(p_.num_tokens, tokens), p_.num_tokens > tokens, [&](int64_t task) {
+      const int64_t end = std::min(p_.num_tokens, (task + 1) * tokens);
+      for (int64_t t = task * tokens; t < end; ++t) {
+        for (int64_t kv_head = 0; kv_head < p_.num_kv_heads; ++kv_head) {
+          kernels_.prepare(p_, t, kv_head, queries_ + (t * p_.num_heads + kv_head * p_.group) * p_.query_stride);
+          kernels_.store(p_, t, kv_head);
+        }
+      }
+    });
+  }
+
+  // The queries of all tokens, those of the item among them. Of a single token each thread prepares what it attends:
+  // its cache lines are then where they are needed, and no thread waits meanwhile.
+  const float* queries_of(const AttentionItem& item) const {
+    if (queries_ != nullptr) return queries_;
+    float* queries = ThreadScratch::get<float>(kQueries, p_.num_heads * p_.query_stride);
+    kernels_.prepare(p_, item.first_token, item.kv_head, queries + item.kv_head * p_.group * p_.query_stride);
+    return queries;
+  }
+
+  // Before the item's last partition is attended, which has the key of a single token.
+  void store_last(const AttentionItem& item) const {
+    if (queries_ == nullptr) kernels_.store(p_, item.first_token, item.kv_head);
+  }
+
   template <class F>
   void for_each(int64_t n, bool parallel, const F& f) {
     if (parallel) return pool_.parallel_for(n, [&](int64_t i, int) { f(i); });
@@ -214,70 +243,81 @@ class Attention {
     float* states = thread_floats(scratch);
     const AttentionState part = state_at(states), total = state_at(states + state_floats_);
     clear(total, item.num_tokens * p_.group);
+    const float* queries = queries_of(item);
+    store_last(item);
     const int64_t shared = item.shared_partitions;
-    if (shared == 0) return attend_all(item, first_partition(p_, item), next, scratch, part, total);
+    if (shared == 0) return attend_all(item, first_partition(p_, item), next, queries, scratch, part, total);
     const auto own = [&](int64_t i) -> AttentionItem {
       const int64_t token = item.first_token + i;
       return {item.request + i, item.kv_head, token, 1, p_.positions[token]};
     };
     AttentionItem one = own(0);
-    attend(item, 0, shared, {&one, shared}, scratch, part, total);
+    attend(item, 0, shared, {&one, shared}, queries, scratch, part, total);
     for (int64_t i = 0; i < item.num_tokens; ++i) {
       const bool last = i + 1 == item.num_tokens;
       const AttentionItem after = last ? one : own(i + 1);
       const int64_t row = i * p_.group;
-      attend_all(one, shared, last ? next : NextPartition{&after, shared}, scratch, part,
+      attend_all(one, shared, last ? next : NextPartition{&after, shared}, queries, scratch, part,
                  {total.max + row, total.sum + row, total.acc + row * p_.padded_dim});
       one = after;
     }
   }
 
-  void attend(const AttentionItem& item, int64_t first, int64_t end, NextPartition next,
+  void attend(const AttentionItem& item, int64_t first, int64_t end, NextPartition next, const float* queries,
               const AttentionScratch& scratch, const AttentionState& part, const AttentionState& total) const {
     for (int64_t i = first; i < end; ++i) {
-      kernels_.attend(p_, item, i, i + 1 < end ? NextPartition{&item, i + 1} : next, queries_, scratch, part);
+      kernels_.attend(p_, item, i, i + 1 < end ? NextPartition{&item, i + 1} : next, queries, scratch, part);
       kernels_.merge(p_, item.num_tokens * p_.group, part, total);
     }
   }
 
   // The partitions from `first` on, which are all that are left, and the result.
-  void attend_all(const AttentionItem& item, int64_t first, NextPartition next, const AttentionScratch& scratch,
-                  const AttentionState& part, const AttentionState& total) const {
-    attend(item, first, end_partition(item), next, scratch, part, total);
+  void attend_all(const AttentionItem& item, int64_t first, NextPartition next, const float* queries,
+                  const AttentionScratch& scratch, const AttentionState& part, const AttentionState& total) const {
+    attend(item, first, end_partition(item), next, queries, scratch, part, total);
     kernels_.finish(p_, item, total);
   }
 
-  // Few items, long contexts: partitions run in parallel and are merged, in order, afterwards.
+  // Few items, long contexts: partitions run in parallel and are merged, in order, by the thread that ends the last
+  // one.
   void run_split() {
     AttentionTask* tasks = ThreadScratch::get<AttentionTask>(kTasks, num_tasks_);
+    SplitItem* split = ThreadScratch::get<SplitItem>(kSplitItems, num_items_);
     float* states = ThreadScratch::get<float>(kSplitStates, num_tasks_ * state_floats_);
     int64_t count = 0;
     for (int64_t i = 0; i < num_items_; ++i) {
-      for (int64_t k = first_partition(p_, items_[i]); k < end_partition(items_[i]); ++k) tasks[count++] = {i, k};
+      const int64_t first = first_partition(p_, items_[i]), end = end_partition(items_[i]);
+      new (&split[i]) SplitItem{count, end - first};
+      for (int64_t k = first; k < end; ++k) tasks[count++] = {i, k};
     }
     // Neighbours in memory go to one thread, a few pieces each.
     const int64_t piece = ceil_div(num_tasks_, kTasksPerThread * pool_.num_threads());
     pool_.parallel_for(ceil_div(num_tasks_, piece), [&](int64_t i, int) {
       AttentionScratch scratch;
-      thread_floats(scratch);
+      const AttentionState total = state_at(thread_floats(scratch));
       const int64_t end = std::min(num_tasks_, (i + 1) * piece);
+      const float* queries = nullptr;
       for (int64_t k = i * piece; k < end; ++k) {
+        const AttentionItem& item = items_[tasks[k].item];
+        SplitItem& own = split[tasks[k].item];
+        const bool last = tasks[k].partition + 1 == end_partition(item);
+        if (k == i * piece || k == own.first_task) queries = queries_of(item);
+        if (last) store_last(item);
         NextPartition next;
         if (k + 1 < end) next = {&items_[tasks[k + 1].item], tasks[k + 1].partition};
-        kernels_.attend(p_, items_[tasks[k].item], tasks[k].partition, next, queries_, scratch,
-                        state_at(states + k * state_floats_));
+        kernels_.attend(p_, item, tasks[k].partition, next, queries, scratch, state_at(states + k * state_floats_));
+        if (own.unfinished.fetch_sub(1) == 1) merge_all(item, states + own.first_task * state_floats_, total);
       }
     });
-    AttentionScratch scratch;
-    const AttentionState total = state_at(thread_floats(scratch));
-    for (int64_t i = 0, task = 0; i < num_items_; ++i) {
-      const int64_t rows = items_[i].num_tokens * p_.group;
-      clear(total, rows);
-      for (; task < num_tasks_ && tasks[task].item == i; ++task) {
-        kernels_.merge(p_, rows, state_at(states + task * state_floats_), total);
-      }
-      kernels_.finish(p_, items_[i], total);
+  }
+
+  void merge_all(const AttentionItem& item, float* states, const AttentionState& total) const {
+    const int64_t rows = item.num_tokens * p_.group;
+    clear(total, rows);
+    for (int64_t k = first_partition(p_, item); k < end_partition(item); ++k, states += state_floats_) {
+      kernels_.merge(p_, rows, state_at(states), total);
     }
+    kernels_.finish(p_, item, total);
   }
 
   const PagedAttentionParams& p_;
@@ -288,7 +328,7 @@ class Attention {
   bool parallel_ = false;
   bool shares_ = false;  // there are items of several requests
   AttentionItem* items_ = nullptr;
-  float* queries_ = nullptr;
+  float* queries_ = nullptr;  // of all tokens; null if there is one: see queries_of()
 };
 
 // An int16 cache is read in whole vectors of 16 keys and of 16 elements.

@@ -88,37 +88,38 @@ inline float quantise_by_largest(const float* x, int64_t n, int16_t* out) {
 }
 
 // A head of q: its pairs, then the scale of its scores, which are logarithms to base 2.
-void prepare_int16(const PagedAttentionParams& p, int64_t token, float* q) {
-  const float* row = p.qkv + token * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
-  const float* cos_sin = p.cos_sin + token * p.rotary_dim;
+void prepare_int16(const PagedAttentionParams& p, int64_t token, int64_t kv_head, float* q) {
+  const TokenHeads heads(p, token, kv_head);
   float x[trivet::kMaxHeadDim];
   int16_t stored[trivet::kMaxHeadDim];
-  for (int64_t head = 0; head < p.num_heads; ++head) {
+  for (int64_t head = 0; head < p.group; ++head) {
     float* const out = q + head * p.query_stride;
-    normalise_and_rotate(p, row + head * p.head_dim, p.q_norm, cos_sin, x);
+    normalise_and_rotate(p, heads.queries + head * p.head_dim, p.q_norm, heads.cos_sin, x);
     out[p.head_dim / 2] = quantise_by_norm(x, p.head_dim, stored) * (p.scale / kLn2);
     std::memcpy(out, stored, static_cast<size_t>(p.head_dim) * sizeof(int16_t));
   }
+}
+
+void store_int16_token(const PagedAttentionParams& p, int64_t token, int64_t kv_head) {
   const int64_t slot = p.slot_mapping[token];
   if (slot < 0) return;
+  const TokenHeads heads(p, token, kv_head);
   const int64_t offset = slot % p.block_size;
-  const float* keys = row + p.num_heads * p.head_dim;
-  const float* values = keys + p.num_kv_heads * p.head_dim;
-  for (int64_t head = 0; head < p.num_kv_heads; ++head) {
-    const Int16Block block = int16_block(p, slot / p.block_size, head);
-    normalise_and_rotate(p, keys + head * p.head_dim, p.k_norm, cos_sin, x);
-    block.key_scales[offset] = quantise_by_norm(x, p.head_dim, stored);
-    for (int64_t i = 0; i < p.head_dim / 2; ++i) {
-      std::memcpy(block.keys + i * p.block_size + offset, stored + 2 * i, sizeof(int32_t));
-    }
-    block.value_scales[offset] = quantise_by_largest(values + head * p.head_dim, p.head_dim, stored);
-    int32_t* const pairs = block.values + offset / 2 * p.head_dim;
-    // Only this value's halves of the pairs: another thread may be writing the other ones.
-    const __mmask32 halves = offset % 2 == 0 ? 0x55555555u : 0xAAAAAAAAu;
-    for (int64_t i = 0; i < p.head_dim; i += Vec::kWidth) {
-      const __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(stored + i)));
-      _mm512_mask_storeu_epi16(pairs + i, halves, offset % 2 == 0 ? v : _mm512_slli_epi32(v, 16));
-    }
+  float x[trivet::kMaxHeadDim];
+  int16_t stored[trivet::kMaxHeadDim];
+  const Int16Block block = int16_block(p, slot / p.block_size, kv_head);
+  normalise_and_rotate(p, heads.key, p.k_norm, heads.cos_sin, x);
+  block.key_scales[offset] = quantise_by_norm(x, p.head_dim, stored);
+  for (int64_t i = 0; i < p.head_dim / 2; ++i) {
+    std::memcpy(block.keys + i * p.block_size + offset, stored + 2 * i, sizeof(int32_t));
+  }
+  block.value_scales[offset] = quantise_by_largest(heads.value, p.head_dim, stored);
+  int32_t* const pairs = block.values + offset / 2 * p.head_dim;
+  // Only this value's halves of the pairs: another thread may be writing the other ones.
+  const __mmask32 halves = offset % 2 == 0 ? 0x55555555u : 0xAAAAAAAAu;
+  for (int64_t i = 0; i < p.head_dim; i += Vec::kWidth) {
+    const __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(stored + i)));
+    _mm512_mask_storeu_epi16(pairs + i, halves, offset % 2 == 0 ? v : _mm512_slli_epi32(v, 16));
   }
 }
 
@@ -374,8 +375,12 @@ void attend_int16(const PagedAttentionParams& p, const AttentionItem& item, int6
   for (int64_t r = 0; r < item.num_tokens * p.group; ++r) state.max[r] *= kLn2;  // merging takes natural logarithms
 }
 
-void prepare_with_int16(const PagedAttentionParams& p, int64_t token, float* q) {
-  (p.kv_dtype == KvDtype::kInt16 ? prepare_int16 : prepare_any)(p, token, q);
+void prepare_with_int16(const PagedAttentionParams& p, int64_t token, int64_t kv_head, float* q) {
+  (p.kv_dtype == KvDtype::kInt16 ? prepare_int16 : prepare_queries)(p, token, kv_head, q);
+}
+
+void store_with_int16(const PagedAttentionParams& p, int64_t token, int64_t kv_head) {
+  (p.kv_dtype == KvDtype::kInt16 ? store_int16_token : store_any)(p, token, kv_head);
 }
 
 void attend_with_int16(const PagedAttentionParams& p, const AttentionItem& item, int64_t partition, NextPartition next,
@@ -383,7 +388,7 @@ void attend_with_int16(const PagedAttentionParams& p, const AttentionItem& item,
   (p.kv_dtype == KvDtype::kInt16 ? attend_int16 : attend_any)(p, item, partition, next, queries, scratch, state);
 }
 
-constexpr trivet::AttentionKernels kAttentionKernelsWithInt16{prepare_with_int16, attend_with_int16, merge_states,
-                                                              finish_item, true};
+constexpr trivet::AttentionKernels kAttentionKernelsWithInt16{prepare_with_int16, store_with_int16, attend_with_int16,
+                                                              merge_states,       finish_item,      true};
 
 }  // namespace

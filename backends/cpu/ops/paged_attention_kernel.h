@@ -72,8 +72,10 @@ struct NextPartition {
 };
 
 struct AttentionKernels {
-  // Normalises, rotates and scales the token's query heads into q [num_heads, query_stride]; stores its K and V.
-  void (*prepare)(const PagedAttentionParams& params, int64_t token, float* q);
+  // Normalises, rotates and scales the token's query heads that share the KV head, into q [group, query_stride].
+  void (*prepare)(const PagedAttentionParams& params, int64_t token, int64_t kv_head, float* q);
+  // Stores the token's key and value of the KV head, if it has a slot.
+  void (*store)(const PagedAttentionParams& params, int64_t token, int64_t kv_head);
   // The state of the item over the keys of one partition, starting from nothing. queries: [num_tokens, num_heads,
   // query_stride].
   void (*attend)(const PagedAttentionParams& params, const AttentionItem& item, int64_t partition, NextPartition next,

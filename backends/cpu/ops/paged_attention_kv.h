@@ -64,29 +64,44 @@ inline void convert_row(const float* x, int64_t n, T* out) {
   for (; i < n; ++i) from_float(x[i], out + i);
 }
 
-template <class T>
-void prepare_token(const PagedAttentionParams& p, int64_t token, float* q) {
-  const float* row = p.qkv + token * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
-  const float* cos_sin = p.cos_sin + token * p.rotary_dim;
-  for (int64_t head = 0; head < p.num_heads; ++head) {
+// What a product left of a token for one KV head.
+struct TokenHeads {
+  const float* queries;  // [group, head_dim]
+  const float* key;
+  const float* value;
+  const float* cos_sin;
+
+  TokenHeads(const PagedAttentionParams& p, int64_t token, int64_t kv_head)
+      : cos_sin(p.cos_sin + token * p.rotary_dim) {
+    const float* row = p.qkv + token * (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
+    queries = row + kv_head * p.group * p.head_dim;
+    key = row + (p.num_heads + kv_head) * p.head_dim;
+    value = key + p.num_kv_heads * p.head_dim;
+  }
+};
+
+inline void prepare_queries(const PagedAttentionParams& p, int64_t token, int64_t kv_head, float* q) {
+  const TokenHeads heads(p, token, kv_head);
+  for (int64_t head = 0; head < p.group; ++head) {
     float* y = q + head * p.query_stride;
-    normalise_and_rotate(p, row + head * p.head_dim, p.q_norm, cos_sin, y);
+    normalise_and_rotate(p, heads.queries + head * p.head_dim, p.q_norm, heads.cos_sin, y);
     for (int64_t i = 0; i < p.head_dim; ++i) y[i] *= p.scale;
   }
+}
+
+template <class T>
+void store_token(const PagedAttentionParams& p, int64_t token, int64_t kv_head) {
   const int64_t slot = p.slot_mapping[token];
   if (slot < 0) return;
-  const int64_t block = slot / p.block_size, offset = slot % p.block_size;
-  const float* keys = row + p.num_heads * p.head_dim;
-  const float* values = keys + p.num_kv_heads * p.head_dim;
-  for (int64_t head = 0; head < p.num_kv_heads; ++head) {
-    float key[trivet::kMaxHeadDim];
-    T stored[trivet::kMaxHeadDim];
-    normalise_and_rotate(p, keys + head * p.head_dim, p.k_norm, cos_sin, key);
-    convert_row(key, p.head_dim, stored);
-    T* out = keys_of_block<T>(p, block, head);
-    for (int64_t d = 0; d < p.head_dim; ++d) out[d * p.block_size + offset] = stored[d];
-    convert_row(values + head * p.head_dim, p.head_dim, out + (p.block_size + offset) * p.head_dim);
-  }
+  const TokenHeads heads(p, token, kv_head);
+  const int64_t offset = slot % p.block_size;
+  float key[trivet::kMaxHeadDim];
+  T stored[trivet::kMaxHeadDim];
+  normalise_and_rotate(p, heads.key, p.k_norm, heads.cos_sin, key);
+  convert_row(key, p.head_dim, stored);
+  T* out = keys_of_block<T>(p, slot / p.block_size, kv_head);
+  for (int64_t d = 0; d < p.head_dim; ++d) out[d * p.block_size + offset] = stored[d];
+  convert_row(heads.value, p.head_dim, out + (p.block_size + offset) * p.head_dim);
 }
 
 // --- Step 2: the keys and values of a tile ------------------------------------------------------------------------

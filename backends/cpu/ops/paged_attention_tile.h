@@ -332,14 +332,14 @@ void finish_item(const PagedAttentionParams& p, const AttentionItem& item, const
 
 // --- The tier's table ---------------------------------------------------------------------------------------------
 
-void prepare_any(const PagedAttentionParams& p, int64_t token, float* q) {
+void store_any(const PagedAttentionParams& p, int64_t token, int64_t kv_head) {
   switch (p.kv_dtype) {
     case KvDtype::kFloat32:
-      return prepare_token<float>(p, token, q);
+      return store_token<float>(p, token, kv_head);
     case KvDtype::kFloat16:
-      return prepare_token<Half>(p, token, q);
+      return store_token<Half>(p, token, kv_head);
     case KvDtype::kBFloat16:
-      return prepare_token<BFloat16>(p, token, q);
+      return store_token<BFloat16>(p, token, kv_head);
     case KvDtype::kE4M3:
     case KvDtype::kInt16:
       return;  // refused by the op
@@ -361,6 +361,7 @@ void attend_any(const PagedAttentionParams& p, const AttentionItem& item, int64_
   }
 }
 
-constexpr trivet::AttentionKernels kAttentionKernels{prepare_any, attend_any, merge_states, finish_item, false};
+constexpr trivet::AttentionKernels kAttentionKernels{prepare_queries, store_any,   attend_any,
+                                                     merge_states,    finish_item, false};
 
 }  // namespace

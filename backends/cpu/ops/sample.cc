@@ -14,7 +14,9 @@ namespace {
 
 constexpr TierTable<SampleKernels> kKernels = TRIVET_TIERS(kSample);
 
-constexpr int kRowsSlot = 7;  // of ThreadScratch; sample_row.cc uses the others
+enum ScratchSlot : int { kRows = 7, kHighest };  // sample_row.cc uses those before
+
+constexpr int64_t kRunLogits = 1 << 14;  // that one thread looks through: most lie in the caches of others
 
 void check_list(const TokenList& list, int64_t rows, int64_t vocab) {
   if (list.loc[0] != 0 || list.loc[rows] != list.count) {
@@ -73,6 +75,23 @@ void set_ints(SampleRow& row, int64_t s, const int64_t* values, int64_t max_num_
   row.output = history.subspan(prompt);
 }
 
+// Sets the highest logit of each row.
+void find_highest(ThreadPool& pool, const SampleKernels& kernels, SampleRow* row, int64_t rows, int64_t vocab) {
+  const int64_t runs = (vocab + kRunLogits - 1) / kRunLogits;
+  HighestLogit* highest = ThreadScratch::get<HighestLogit>(kHighest, rows * runs);
+  pool.parallel_shares(rows * runs, [&](int64_t task, int) {
+    const int64_t first = task % runs * kRunLogits;
+    highest[task] = kernels.highest(row[task / runs].logits + first, std::min(kRunLogits, vocab - first));
+    highest[task].id += first;
+  });
+  for (int64_t s = 0; s < rows; ++s) {
+    HighestLogit& best = row[s].highest = highest[s * runs];
+    for (int64_t i = s * runs + 1; i < (s + 1) * runs; ++i) {
+      if (!highest[i].valid || (best.valid && highest[i].value > best.value)) best = highest[i];
+    }
+  }
+}
+
 }  // namespace
 
 void Sample::compute(KernelContext& ctx) {
@@ -80,7 +99,7 @@ void Sample::compute(KernelContext& ctx) {
   const int64_t rows = in.rows, vocab = in.vocab, most = in.max_num_logprobs;
   for (const TokenList* list : {&in.history, &in.allowed, &in.banned, &in.bias}) check_list(*list, rows, vocab);
 
-  SampleRow* row = ThreadScratch::get<SampleRow>(kRowsSlot, rows);
+  SampleRow* row = ThreadScratch::get<SampleRow>(kRows, rows);
   for (int64_t s = 0; s < rows; ++s) {
     row[s] = SampleRow{};
     row[s].logits = in.logits + s * vocab;
@@ -103,10 +122,11 @@ void Sample::compute(KernelContext& ctx) {
   float* top_logprobs = ctx.output(4, {rows, most}).mutable_as<float>();
   std::fill_n(top_ids, rows * most, -1);
   std::fill_n(top_logprobs, rows * most, -HUGE_VALF);
+  const SampleKernels& kernels = kKernels[session.tier];
+  find_highest(session.pool, kernels, row, rows, vocab);
   session.pool.parallel_for(rows, [&](int64_t s, int) {
     try {
-      const SampledToken token =
-          sample_row(row[s], kKernels[session.tier], top_ids + s * most, top_logprobs + s * most);
+      const SampledToken token = sample_row(row[s], kernels, top_ids + s * most, top_logprobs + s * most);
       ids[s] = token.id;
       logprobs[s] = token.logprob;
       ranks[s] = token.rank;

@@ -261,7 +261,7 @@ double uniform(int64_t seed, int64_t offset) {
 }
 
 SampledToken sample_row(const SampleRow& row, const SampleKernels& kernels, int32_t* top_ids, float* top_logprobs) {
-  const HighestLogit raw = kernels.highest(row.logits, row.vocab);
+  const HighestLogit& raw = row.highest;
   if (!raw.valid || raw.value == kMinusInfinity) return {kNoToken, kMinusInfinity, -1};
   const bool forced = row.forced_token_id >= 0;
   SampledToken token{forced ? static_cast<int32_t>(row.forced_token_id) : choose(row, raw, kernels), kMinusInfinity,

@@ -11,6 +11,7 @@ namespace trivet {
 struct SampleRow {
   const float* logits;  // [vocab]
   int64_t vocab;
+  HighestLogit highest;  // of the logits
   float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
   int64_t top_k, seed, offset, num_logprobs, forced_token_id;
   std::span<const int32_t> prompt, output;  // token history; empty when no penalty is on
