@@ -6,7 +6,6 @@ sampled bytes of the weight files, the small files beside them, the options, and
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -47,6 +46,8 @@ CHECKPOINT_FILES: Final = (  # of a checkpoint directory, hashed whole
 
 def source_of(path: Path) -> Source:
     """Identity of a weight file: size, time and a digest of its size, its first 16 MiB and 64 spread samples."""
+    import hashlib  # a start that finds its package is faster without
+
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -63,6 +64,8 @@ def source_of(path: Path) -> Source:
 
 def entry_name(checkpoint: Path, source_dir: Path, sources: list[Source], tokenizer_pre: str | None) -> str:
     """Readable name and digest of the cache entry of a checkpoint."""
+    import hashlib
+
     from .. import __version__
 
     digest = hashlib.sha256()
@@ -85,6 +88,8 @@ def readable_name(checkpoint: Path) -> str:
 
 def file_digest(path: Path) -> str:
     """sha256 of a whole file, hex."""
+    import hashlib
+
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

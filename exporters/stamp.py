@@ -8,7 +8,6 @@ to the digests of package.py.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import time
@@ -28,7 +27,7 @@ _SETTLED_NS: Final = 2_000_000_000  # a file this old has a later time if it is 
 def find_stamped(cache_dir: Path, checkpoint: Path, *, verify: bool, tokenizer_pre: str | None) -> Path | None:
     """The entry in `cache_dir` whose stamp fits `checkpoint` as it is now; None = there is none."""
     question = _question(checkpoint, tokenizer_pre)
-    for entry in cache_dir.glob(f"{glob.escape(readable_name(checkpoint))}-*"):
+    for entry in _entries_of(cache_dir, checkpoint):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, msgspec.MsgspecError):
             stamp = json.loads((entry / STAMP_NAME).read_bytes())
             if stamp["question"] != question or (verify and not stamp["verified"]):
@@ -38,6 +37,15 @@ def find_stamped(cache_dir: Path, checkpoint: Path, *, verify: bool, tokenizer_p
             if stamp["files"] == _states(entry, checkpoint, weights):
                 return entry
     return None
+
+
+def _entries_of(cache_dir: Path, checkpoint: Path) -> list[Path]:
+    try:
+        names = os.listdir(cache_dir)
+    except OSError:
+        return []
+    start = f"{readable_name(checkpoint)}-"
+    return [cache_dir / name for name in names if name.startswith(start)]
 
 
 def write_stamp(

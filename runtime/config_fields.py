@@ -1,34 +1,68 @@
-"""Fields of the configuration dataclasses: how one is declared, checked and described."""
+"""Fields of the configuration: how one is declared, checked and described."""
 
 from __future__ import annotations
 
-from dataclasses import field, fields
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
 
 from .errors import TrivetError
+
+LATER: Final = "it comes in a later version of trivet; leave it out"
+UNSUPPORTED: Final[dict[str, str]] = {  # names of vLLM that users bring along, and why they are refused
+    "quantization": "the weights run in the format of the checkpoint; leave it out",
+    "enforce_eager": "steps are always eager on the CPU, and decode steps always captured on a GPU; leave it out",
+    "swap_space": "preempted requests are recomputed, nothing is swapped; leave it out",
+    "cpu_offload_gb": "the weights are mapped from the checkpoint file already; leave it out",
+    "revision": "write the revision into the model reference",
+    "download_dir": "set TRIVET_HOME",
+    "block_allocator": LATER,
+    "enable_lora": LATER,
+    "max_loras": LATER,
+    "max_lora_rank": LATER,
+    "speculative_config": LATER,
+    "structured_outputs_config": LATER,
+    "kv_transfer_config": LATER,
+    "kv_events_config": LATER,
+    "kv_offloading_size": LATER,
+    "prefix_match_unit": LATER,
+    "scheduler_cls": LATER,
+    "hf_overrides": LATER,
+    "rope_scaling": LATER,
+    "runner": LATER,
+    "convert": LATER,
+    "limit_mm_per_prompt": LATER,
+    "logits_processors": LATER,
+    "distributed_executor_backend": LATER,
+}
 
 
 class ConfigError(TrivetError, ValueError):
     """A configuration that cannot be honoured; the message names the field, the value and what is accepted."""
 
 
-def option_metadata(
-    help: str,
-    *,
-    flag: str | None = None,
-    aliases: tuple[str, ...] = (),
-    only: str | None = None,
-    default_text: str | None = None,
-) -> dict[str, Any]:
-    """`flag`: the flat name where that is not the field's; `only`: why nothing but the default is accepted;
-    `default_text`: what happens without the option, where the field's default does not say it."""
-    return {"help": help, "flag": flag, "aliases": aliases, "only": only, "default_text": default_text}
+class Option(msgspec.Struct, frozen=True):
+    """What the annotation of a configuration's field says besides its type: `name: Annotated[type, Option(...)]`."""
+
+    help: str
+    flag: str | None = None  # the flat name where that is not the field's
+    aliases: tuple[str, ...] = ()
+    only: str | None = None  # why nothing but the default is accepted
+    default_text: str | None = None  # what happens without the option, where the field's default does not say it
 
 
-def option(default: Any, help: str, **metadata: Any) -> Any:
-    """A config field with an immutable default; the keywords are those of option_metadata()."""
-    return field(default=default, metadata=option_metadata(help, **metadata))
+class Field(NamedTuple):
+    name: str
+    hint: Any  # its type
+    option: Option
+
+
+def fields_of(config_class: type[msgspec.Struct]) -> tuple[Field, ...]:
+    """In the order of definition. Every field has an Option and a default."""
+    hints = config_class.__annotations__
+    names = config_class.__struct_fields__
+    return tuple(Field(name, hints[name].__origin__, hints[name].__metadata__[0]) for name in names)
 
 
 def require(condition: bool, name: str, value: Any, expected: str) -> None:
@@ -38,11 +72,11 @@ def require(condition: bool, name: str, value: Any, expected: str) -> None:
 
 def refuse_non_defaults(config: Any) -> None:
     """Fields with `only` exist so that their vLLM default is accepted and anything else refused by name."""
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if f.metadata.get("only") and value != f.default:
-            name = f.metadata.get("flag") or f.name
-            raise ConfigError(f"{name}={value!r} is not supported, only {f.default!r}: {f.metadata['only']}")
+    config_class = type(config)
+    for (name, _, option), default in zip(fields_of(config_class), config_class.__struct_defaults__, strict=True):
+        value = getattr(config, name)
+        if option.only and value != default:
+            raise ConfigError(f"{option.flag or name}={value!r} is not supported, only {default!r}: {option.only}")
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The configuration as command-line flags, generated from the dataclasses of config.py.
+"""The configuration as command-line flags, generated from the structs of config.py.
 
 Names are the flat names of EngineConfig.from_kwargs, with hyphens.
 """
@@ -9,12 +9,12 @@ import argparse
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from .config import SECTIONS, flat_fields
-from .config_fields import ConfigError, describe_type
+from .config_fields import ConfigError, describe_type, fields_of
 
 _DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -41,18 +41,18 @@ class CliField:
 
 def iter_cli_fields() -> Iterator[CliField]:
     """Every option but `model`, in the order of definition."""
-    for name, (section, field_name, hint) in flat_fields().items():
-        if name == "model":
-            continue
-        config_class = SECTIONS[section]
-        f = next(f for f in fields(config_class) if f.name == field_name)
-        default = f.default_factory() if f.default_factory is not MISSING else f.default
-        aliases = tuple("--" + alias.replace("_", "-") for alias in f.metadata["aliases"])
-        kind, choices = _kind_of(hint)
-        default_text = f.metadata["default_text"] or _default_text(default)
-        hidden = f.metadata["only"] is not None or (choices is not None and len(choices) == 1)
-        group = config_class.__name__
-        yield CliField(name, kind, default, f.metadata["help"], default_text, hidden, group, choices, aliases)
+    for config_class in SECTIONS.values():
+        defaults = config_class()
+        for field_name, hint, option in fields_of(config_class):
+            name, default = option.flag or field_name, getattr(defaults, field_name)
+            if name == "model":
+                continue
+            aliases = tuple("--" + alias.replace("_", "-") for alias in option.aliases)
+            kind, choices = _kind_of(hint)
+            default_text = option.default_text or _default_text(default)
+            hidden = option.only is not None or (choices is not None and len(choices) == 1)
+            group = config_class.__name__
+            yield CliField(name, kind, default, option.help, default_text, hidden, group, choices, aliases)
 
 
 def _default_text(default: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from .._log import get_logger
 from .config_fields import ConfigError
 from .errors import KVCacheError, ModelLoadError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..backends.session import ModelSession
     from .config import EngineConfig, LoadConfig
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ProgressCallback = Callable[[str, float], None]
 

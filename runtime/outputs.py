@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 
 class FinishReason(StrEnum):
@@ -15,8 +16,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True):
     """Log-probability of one token at one position."""
 
     logprob: float  # nats, of the raw logits
@@ -28,8 +28,7 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One completion of a request; under RequestOutputKind.DELTA only what is new since the last one."""
 
     index: int
@@ -45,8 +44,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
-class RequestMetrics:
+class RequestMetrics(msgspec.Struct):
     """Monotonic clock, seconds. None = has not happened."""
 
     arrival_time: float
@@ -55,8 +53,7 @@ class RequestMetrics:
     last_token_time: float | None = None
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
@@ -66,4 +63,4 @@ class RequestOutput:
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     metrics: RequestMetrics | None = None
     error: str | None = None  # set with finish_reason "error"
-    warnings: list[str] = field(default_factory=list)  # what was adjusted (a clamped temperature, ...)
+    warnings: list[str] = []  # what was adjusted (a clamped temperature, ...)

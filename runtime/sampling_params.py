@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Self
+
+import msgspec
 
 from .errors import InvalidRequestError
 
@@ -29,8 +30,7 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2  # one output, when the request is finished
 
 
-@dataclass(slots=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct):
     """Parameters of one request, checked on construction (InvalidRequestError names field and value).
 
     Treat as immutable: the engine works on copies. `warnings` says what was adjusted.
@@ -61,12 +61,14 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
-    # Filled by this class and, on its own copy, by the engine (engine/input_processor.py).
-    warnings: list[str] = field(default_factory=list, init=False, compare=False)
-    eos_token_ids: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
-    bad_words_token_ids: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    # No arguments: filled by this class and, on its own copy, by the engine (engine/input_processor.py).
+    warnings: list[str] = []
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: list[list[int]] = []
 
     def __post_init__(self) -> None:
+        if self.warnings or self.eos_token_ids or self.bad_words_token_ids:
+            raise TypeError("warnings, eos_token_ids and bad_words_token_ids are results, not arguments")
         self.stop = [self.stop] if isinstance(self.stop, str) else _own_list("stop", self.stop) or []
         self.stop_token_ids = _own_list("stop_token_ids", self.stop_token_ids) or []
         self.bad_words = _own_list("bad_words", self.bad_words) or []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from argparse import Namespace
@@ -10,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..cli.errors import CliError, UsageError
 from .metrics import DESCRIPTIONS, METRIC_NAMES
@@ -46,8 +47,8 @@ def timestamp() -> str:
 
 def to_jsonable(value: Any) -> Any:
     """Configuration objects as plain JSON values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: to_jsonable(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):

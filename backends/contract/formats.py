@@ -5,11 +5,10 @@ Facts from the GGUF specification (ggml type ids, block sizes) and the safetenso
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
+class WeightFormat(msgspec.Struct, frozen=True):
     """One weight format. A row of `n` elements takes `n // block_size * block_bytes` bytes."""
 
     name: str  # lower case, the value of the `formats` attribute of an op

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final, NamedTuple
-
-# Field numbers of onnx.proto.
-_GRAPH: Final = 7  # of ModelProto
-_NODE, _INITIALIZER = 1, 5  # of GraphProto
-_INPUT, _OP_TYPE = 1, 4  # of NodeProto
-_DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14  # of TensorProto
-_KEY, _VALUE = 1, 2  # of StringStringEntryProto
-_UINT8: Final = 2  # a data_type
-_EXTERNAL: Final = 1  # a data_location
+from typing import Any, Final, NamedTuple
 
 _NUMBER, _BYTES = 0, 2  # wire types
 _FIXED: Final = {1: 8, 5: 4}  # wire type -> bytes
+
+# Tags of onnx.proto: field number << 3 | wire type.
+_GRAPH: Final = 7 << 3 | _BYTES  # of ModelProto
+_NODE, _INITIALIZER = 1 << 3 | _BYTES, 5 << 3 | _BYTES  # of GraphProto
+_INPUT, _OP_TYPE = 1 << 3 | _BYTES, 4 << 3 | _BYTES  # of NodeProto
+_DIM, _DATA_TYPE, _DATA_LOCATION = 1 << 3 | _NUMBER, 2 << 3 | _NUMBER, 14 << 3 | _NUMBER  # of TensorProto
+_NAME, _EXTERNAL_DATA = 8 << 3 | _BYTES, 13 << 3 | _BYTES
+_KEY, _VALUE = 1 << 3 | _BYTES, 2 << 3 | _BYTES  # of StringStringEntryProto
+_UINT8: Final = 2  # a data_type
+_EXTERNAL: Final = 1  # a data_location
 
 
 class ExternalTensor(NamedTuple):
@@ -36,58 +36,67 @@ def external_tensors(model: bytes) -> Iterator[ExternalTensor]:
     Raises ValueError when `model` is not one, or one of them is not uint8, not as long as its shape says, or lacks its
     file or offset.
     """
-    for data in _Message(model).parts[_GRAPH]:
-        graph = _Message(data)
-        looked_up = _inputs_of("EmbedTokens", graph) - _inputs_of("LogitsHead", graph)
-        for initializer in graph.parts[_INITIALIZER]:
-            tensor = _Message(initializer)
-            if tensor.numbers[_DATA_LOCATION] == [_EXTERNAL]:
-                yield _external_tensor(tensor, looked_up)
+    for tag, value in _fields(model):
+        if tag == _GRAPH:
+            graph = [*_fields(value)]
+            looked_up = _inputs_of("EmbedTokens", graph) - _inputs_of("LogitsHead", graph)
+            for tag, value in graph:
+                if tag == _INITIALIZER and (tensor := _external_tensor(value, looked_up)) is not None:
+                    yield tensor
 
 
-def _inputs_of(op_type: str, graph: _Message) -> set[str]:
+def _inputs_of(op_type: str, graph: list[tuple[int, Any]]) -> set[str]:
     """Names of what the nodes of one op read."""
-    candidates = [node for node in graph.parts[_NODE] if op_type.encode() in node]  # to read all takes 2 ms
-    nodes = [node for node in map(_Message, candidates) if node.text(_OP_TYPE) == op_type]
-    return {name.decode() for node in nodes for name in node.parts[_INPUT]}
+    wanted = op_type.encode()
+    candidates = [value for tag, value in graph if tag == _NODE and wanted in value]  # to read all takes 2 ms
+    nodes = [node for node in map(list, map(_fields, candidates)) if (_OP_TYPE, wanted) in node]
+    return {value.decode() for node in nodes for tag, value in node if tag == _INPUT}
 
 
-def _external_tensor(tensor: _Message, looked_up: set[str]) -> ExternalTensor:
-    name, shape = tensor.text(_NAME), tuple(tensor.numbers[_DIMS])
-    entries = [_Message(entry) for entry in tensor.parts[_EXTERNAL_DATA]]
-    place = {entry.text(_KEY): entry.text(_VALUE) for entry in entries}
+def _external_tensor(initializer: bytes, looked_up: set[str]) -> ExternalTensor | None:
+    """None: its content is in the graph."""
+    name, location, data_type = "", 0, 0
+    shape: list[int] = []
+    place: dict[str, str] = {}
+    for tag, value in _fields(initializer):
+        if tag == _DIM:
+            shape.append(value)
+        elif tag == _EXTERNAL_DATA:
+            entry = dict(_fields(value))
+            place[entry.get(_KEY, b"").decode()] = entry.get(_VALUE, b"").decode()
+        elif tag == _NAME:
+            name = value.decode()
+        elif tag == _DATA_TYPE:
+            data_type = value
+        elif tag == _DATA_LOCATION:
+            location = value
+    if location != _EXTERNAL:
+        return None
     is_whole = {"location", "offset"} <= place.keys() and place.get("length") == str(math.prod(shape))
-    if tensor.numbers[_DATA_TYPE] != [_UINT8] or not is_whole:
-        raise ValueError(f"weight {name!r}: expected the bytes of a uint8 tensor of shape {shape}, got {place}")
-    return ExternalTensor(name, shape, place["location"], int(place["offset"]), name in looked_up)
+    if data_type != _UINT8 or not is_whole:
+        raise ValueError(f"weight {name!r}: expected the bytes of a uint8 tensor of shape {tuple(shape)}, got {place}")
+    return ExternalTensor(name, tuple(shape), place["location"], int(place["offset"]), name in looked_up)
 
 
-class _Message:
-    """A protobuf message's fields by number; wire types other than numbers and bytes are skipped."""
-
-    def __init__(self, data: bytes) -> None:
-        self.numbers: defaultdict[int, list[int]] = defaultdict(list)
-        self.parts: defaultdict[int, list[bytes]] = defaultdict(list)
-        at, end = 0, len(data)
-        while at < end:
-            tag, at = (data[at], at + 1) if data[at] < 0x80 else _number(data, at)  # nearly all numbers are that short
-            field, wire_type = tag >> 3, tag & 7
-            if wire_type in _FIXED:
-                at += _FIXED[wire_type]
-            elif wire_type in (_NUMBER, _BYTES):
-                value, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _number(data, at)
-                if wire_type == _NUMBER:
-                    self.numbers[field].append(value)
-                    continue
-                self.parts[field].append(data[at : at + value])
-                at += value
-            else:
-                raise ValueError(f"not a graph: wire type {wire_type}")
-        if at != end:
-            raise ValueError("not a graph: a field ends past the end")
-
-    def text(self, field: int) -> str:
-        return self.parts[field][-1].decode() if field in self.parts else ""
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Tags and values of a protobuf message's fields; wire types other than numbers and bytes are skipped."""
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = (data[at], at + 1) if data[at] < 0x80 else _number(data, at)  # nearly all numbers are that short
+        wire_type = tag & 7
+        if wire_type in (_BYTES, _NUMBER):
+            value, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _number(data, at)
+            if wire_type == _NUMBER:
+                yield tag, value
+                continue
+            yield tag, data[at : at + value]
+            at += value
+        elif wire_type in _FIXED:
+            at += _FIXED[wire_type]
+        else:
+            raise ValueError(f"not a graph: wire type {wire_type}")
+    if at != end:
+        raise ValueError("not a graph: a field ends past the end")
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ..._garbage import collection_paused
+from ..._log import get_logger
 from ..config import ConfigError
 from ..model_loader import ProgressCallback, load_model, read_generation_folder, resolve_package
 from ..runner.input_batch import InputBatch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..config import EngineConfig, ModelConfig
     from ..tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # generation_config.json name -> SamplingParams name
 _GENERATION_FIELDS: Final = {
@@ -60,16 +60,15 @@ class EngineParts(msgspec.Struct, frozen=True):
 def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = None) -> EngineParts:
     """Load the model and wire scheduler and runner. `core.close()` frees everything."""
     package_dir, manifest = resolve_package(config.model_config.model, config.load_config, progress=progress)
-    loading: list[Future[Tokenizer]] = []
-    with collection_paused(), ThreadPoolExecutor(max_workers=1) as beside:
-
-        def load_tokenizer() -> None:
-            loading.append(beside.submit(_load_tokenizer, package_dir, manifest))
-
-        # As long as the session's native half lasts; earlier, the two would only wait for the interpreter in turns.
-        loaded = load_model(config, package_dir, manifest, meanwhile=load_tokenizer)
+    tokenizer_loading = _TokenizerThread(package_dir, manifest)
+    with collection_paused():
+        try:
+            # As long as the session's native half lasts; earlier, the two would only wait for the interpreter in turns.
+            loaded = load_model(config, package_dir, manifest, meanwhile=tokenizer_loading.start)
+        finally:
+            tokenizer_loading.wait()
     try:
-        config, tokenizer = loaded.config, loading[0].result()
+        config, tokenizer = loaded.config, tokenizer_loading.result()
         generation_defaults = _generation_defaults(config.model_config, manifest)
         block_size, vocab_size = config.cache_config.block_size, manifest.architecture.vocab_size
         scheduler_config = config.scheduler_config
@@ -107,10 +106,33 @@ def build_engine(config: EngineConfig, *, progress: ProgressCallback | None = No
     return EngineParts(config, manifest, tokenizer, core, input_processor, generation_defaults)
 
 
-def _load_tokenizer(package_dir: Path, manifest: Manifest) -> Tokenizer:
-    from ..tokenizer import Tokenizer
+class _TokenizerThread(threading.Thread):
+    """Loads a tokenizer. The executors of concurrent.futures could, too, and take 2 ms to import."""
 
-    return Tokenizer.from_package(package_dir, manifest)
+    def __init__(self, package_dir: Path, manifest: Manifest) -> None:
+        super().__init__(name="trivet-tokenizer")
+        self._package_dir, self._manifest = package_dir, manifest
+        self._tokenizer: Tokenizer | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            from ..tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.from_package(self._package_dir, self._manifest)
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        if self.ident is not None:  # it has been started
+            self.join()
+
+    def result(self) -> Tokenizer:
+        """After wait(). Raises what loading raised."""
+        if self._error is not None:
+            raise self._error
+        assert self._tokenizer is not None
+        return self._tokenizer
 
 
 def _seed_source(config: EngineConfig) -> Callable[[], int]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from ..._log import get_logger
 from ..errors import EngineDeadError
 from ..interrupts import uninterrupted
 from ..outputs import FinishReason
@@ -20,11 +19,12 @@ from ..scheduler.output import EngineCoreOutput, EngineCoreOutputs
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import Future
 
     from .core import EngineCore, EngineStats
     from .messages import EngineCoreRequest
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ENGINE_CORE_DEAD: Final = "ENGINE_CORE_DEAD"
 _SHUT_DOWN: Final = "the engine was shut down; make a new one to go on"
@@ -186,6 +186,8 @@ class ThreadedClient:
 
     def call(self, function: Callable[[EngineCore], Any]) -> Any:
         """Run `function` on the engine's thread between two steps and wait for its result."""
+        from concurrent.futures import Future  # a start is faster without
+
         future: Future[Any] = Future()
         self._worker.inputs.put((Command.UTILITY, (function, future)))
         if self._worker.stopped.is_set():  # nobody may be left to take it from the queue

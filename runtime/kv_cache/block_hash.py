@@ -8,13 +8,24 @@ first block only, and through the chain every later one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ..request import Request
 
-ROOT_HASH: Final = sha256(b"trivet.block_hash.v1").digest()
+
+def _find_sha256() -> Callable[[bytes], Any]:
+    """Python's own, which its random uses, too: hashlib loads OpenSSL, and is no faster on so few bytes."""
+    for module in ("_sha2", "_sha256"):  # of Python 3.12 and later, and of 3.11
+        with suppress(ImportError):
+            return import_module(module).sha256  # type: ignore[no-any-return]
+    return import_module("hashlib").sha256  # type: ignore[no-any-return]
+
+
+sha256: Final = _find_sha256()
+ROOT_HASH: Final[bytes] = sha256(b"trivet.block_hash.v1").digest()
 
 
 def hash_block_tokens(parent_hash: bytes | None, token_bytes: bytes, extra_keys: tuple[tuple[str, str], ...]) -> bytes:
@@ -29,7 +40,8 @@ def hash_block_tokens(parent_hash: bytes | None, token_bytes: bytes, extra_keys:
         for part in (kind.encode(), value.encode("utf-8", "surrogatepass")):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-    return digest.digest()
+    hashed: bytes = digest.digest()
+    return hashed
 
 
 def extra_keys_of_block(request: Request, start_token: int) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ..._log import get_logger
 from ...backends.contract.opset import KV_DTYPES
 from ..errors import KVCacheError
 
 if TYPE_CHECKING:
     from ...backends.contract.manifest import KVCacheSpec
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 GIB: Final = 1 << 30
 KV_SPACE_ENV: Final = "TRIVET_CPU_KVCACHE_SPACE"  # GiB

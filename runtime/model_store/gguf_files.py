@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from .errors import AmbiguousModelError, DownloadError, ModelNotFoundError
 
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_SPLIT = r"(?i)(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf"
 
 
 def group(names: Iterable[str]) -> dict[str, list[str]]:
@@ -20,10 +20,10 @@ def group(names: Iterable[str]) -> dict[str, list[str]]:
     for name in sorted(names):
         if not name.lower().endswith(".gguf") or "mmproj" in PurePosixPath(name).name.lower():
             continue
-        match = _SPLIT.fullmatch(name)
+        match = re.fullmatch(_SPLIT, name)
         groups.setdefault(match["stem"] if match else name[: -len(".gguf")], []).append(name)
     for label, files in groups.items():
-        if match := _SPLIT.fullmatch(files[0]):
+        if match := re.fullmatch(_SPLIT, files[0]):
             expected = int(match["count"])
             if len(files) != expected:
                 raise DownloadError(f"{label}: {len(files)} of {expected} parts of the split file are there")

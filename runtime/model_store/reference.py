@@ -8,8 +8,9 @@ import msgspec
 
 from .errors import InvalidReferenceError
 
-_PYPI = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==(?P<version>[A-Za-z0-9.!+_-]+))?")
-_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w./-]+))?", re.ASCII)
+# Patterns are compiled where they are used: most starts name a path.
+_PYPI = r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==(?P<version>[A-Za-z0-9.!+_-]+))?"
+_HUB = r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w./-]+))?"
 
 SCHEMES = ("pypi", "hf")
 
@@ -60,11 +61,11 @@ def parse_reference(text: str) -> Reference:
     """Parse `pypi:…` or `hf:…`; InvalidReferenceError says what was expected."""
     scheme, _, rest = text.partition(":")
     if scheme == "pypi":
-        if match := _PYPI.fullmatch(rest):
+        if match := re.fullmatch(_PYPI, rest):
             return PyPIReference(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
         raise InvalidReferenceError(f"{text!r} is not a package reference; expected pypi:NAME or pypi:NAME==VERSION")
     if scheme == "hf":
-        if (match := _HUB.fullmatch(rest)) and ".." not in rest:
+        if (match := re.fullmatch(_HUB, rest, re.ASCII)) and ".." not in rest:
             return HubReference(match["repo"], match["quant"])
         raise InvalidReferenceError(f"{text!r} is not a hub reference; expected hf:ORG/REPO or hf:ORG/REPO:QUANT")
     raise InvalidReferenceError(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from ..._log import get_logger
 from . import gguf_files, locations, store
 from .catalogue import CatalogueEntry, catalogue
 from .errors import AmbiguousModelError, ModelNotFoundError, ModelStoreError
 from .progress import Progress
 from .reference import HubReference, PyPIReference, Reference, has_scheme, parse_reference
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _PACKAGE_MARK = "trivet.json"
 _CHECKPOINT_MARK = "config.json"

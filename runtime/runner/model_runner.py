@@ -5,10 +5,10 @@ A model is a session that takes the contract's graph inputs, of whatever shape: 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ..._log import get_logger
 from ...backends.contract.opset import NO_TOKEN
 from ...backends.errors import DeviceMemoryError
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
@@ -17,7 +17,7 @@ from .input_batch import InputBatch, SampleRow
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TOKENS: Final = ("sampled_token_ids",)
 _TOKENS_AND_LOGPROBS: Final = (

@@ -135,6 +135,19 @@ print("LOADED", [m for m in {HEAVY!r} if m in sys.modules])
     assert len(out.splitlines()) > 1
 
 
+def test_a_start_imports_no_standard_module_that_it_can_do_without(tmp_path: Path) -> None:
+    """Each takes some ms; libraries may import them all the same."""
+    modules = {"asyncio", "concurrent.futures", "dataclasses", "difflib", "hashlib", "logging", "random", "shutil"}
+    code = f"""
+import json, sys, msgspec, numpy
+before = {{*sys.modules}}
+from trivet import LLM, SamplingParams
+import trivet.exporters.stamp, trivet.runtime.model_store
+print(json.dumps(sorted({modules!r} & ({{*sys.modules}} - before))))
+"""
+    assert json.loads(run_python(code, tmp_path)) == []
+
+
 def test_public_names_resolve(tmp_path: Path) -> None:
     code = "import trivet; print([n for n in trivet.__all__ if getattr(trivet, n) is None])"
     assert run_python(code, tmp_path).strip() == "[]"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import threading
 from typing import IO, Any
 
-logger = logging.getLogger(__name__)
+from ._log import get_logger
+
+logger = get_logger(__name__)
 
 _SILENT_SECONDS = 1.0
 

@@ -103,6 +103,12 @@ def test_logit_bias_is_clamped_with_a_warning() -> None:
     assert "[1, 2] clamped" in params.warnings[0]
 
 
+@pytest.mark.parametrize("name", ["warnings", "eos_token_ids", "bad_words_token_ids"])
+def test_results_are_no_arguments(name: str) -> None:
+    with pytest.raises(TypeError, match="are results, not arguments"):
+        SamplingParams(**{name: [1]})  # type: ignore[arg-type]
+
+
 def test_clones_share_nothing_that_changes() -> None:
     params = SamplingParams(temperature=0.001)
     twin = params.clone(output_kind=RequestOutputKind.DELTA)
