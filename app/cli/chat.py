@@ -15,8 +15,10 @@ from .parser import ArgumentParser, suggestion
 if TYPE_CHECKING:
     from ..session import Message, Session
 
-DESCRIPTION = """Talk with a model, line by line. ^C stops an answer; ^C or ^D at the prompt ends the chat; /help there
-lists commands. The model runs in this process, or behind --url."""
+DESCRIPTION = """Talk with a model, line by line, typed or piped in. ^C stops an answer; ^C or ^D at the prompt ends the
+chat. A line that begins with a slash is a command: /help lists them, /clear forgets what was said, /exit ends the chat;
+a line for the model that begins with a slash needs a space in front. The model runs in this process, or behind
+--url."""
 _COMMANDS = {
     "/help": "list the commands",
     "/clear": "begin anew: forget what was said",
@@ -56,10 +58,9 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
     from ..remote import RemoteError
 
     num_first = len(messages)
-    has_commands = sys.stdin.isatty()  # what is piped in is text
     for line in read_lines("> "):
         command = line.strip()
-        if has_commands and line.startswith("/") and "\n" not in command:  # a paste of several lines is text
+        if line.startswith("/") and "\n" not in command:  # a paste of several lines is text
             if command == "/exit":
                 return
             if command == "/clear":
@@ -68,7 +69,7 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
             else:
                 _help(command)
             continue
-        if has_commands and line.startswith(" /"):
+        if line.startswith(" /"):
             line = line[1:]
         messages.append({"role": "user", "content": line})
         try:
