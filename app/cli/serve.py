@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,13 +125,19 @@ def run(args: Namespace) -> int:
     address = launcher.describe_address(config, listener)
 
     def announce() -> None:
-        console.note(f"Serving {config.model_name} on {address} (^C ends it)")
+        console.note(f"Serving {config.model_name} on {address} (^C completes the answers in progress and ends it)")
 
     try:
-        completed = launcher.serve(engine, config, listener, on_ready=announce)
+        completed = launcher.serve(engine, config, listener, on_ready=announce, on_drain=_announce_drain)
     finally:
         engine.shutdown()
     return ExitCode.OK if completed else ExitCode.INTERRUPTED
+
+
+def _announce_drain(num_answers: int, number: signal.Signals) -> None:
+    answers, them = ("1 answer", "it") if num_answers == 1 else (f"{num_answers} answers", "them")
+    again = "^C" if number == signal.SIGINT else number.name
+    console.note(f"Completing {answers}; a second {again} cuts {them} off")
 
 
 def server_config(args: Namespace) -> ServerConfig:
