@@ -218,6 +218,18 @@ def test_doctor(cli: Any, llama: Path) -> None:
     assert text.endswith("problem: none\n") and "geheim" not in text and "environment.HF_TOKEN" in text
 
 
+def test_doctor_names_the_variable_of_a_tier_that_is_none(cli: Any, llama: Path) -> None:
+    wrong = {"TRIVET_CPU_TIER": "nonsense"}
+    result = cli("doctor", "--json", **wrong)
+    asked = cli("run", "x", "-m", llama, **wrong)
+    assert result.status == 1 and asked.status == 1
+    assert asked.err == f"trivet: error: {result.json()['problems'][0]}\n"
+    assert len(result.json()["problems"]) == 1 and result.json()["ops"] is not None
+    (problem,) = cli("doctor", "--json", "--cpu-tier", "nonsense").json()["problems"]
+    assert problem.startswith("unknown CPU tier 'nonsense', known: ")
+    assert cli("doctor", "--json", "--cpu-tier", "baseline", **wrong).json()["problems"] == []
+
+
 def test_doctor_reports_problems(cli: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
