@@ -33,7 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, max_tokens=f"what the model or the context allows, {_RAW_MAX_TOKENS} without a chat template"
     )
     options.add_engine_flags(parser)
-    parser.flags_elsewhere["--url"] = "trivet chat --url URL"
+    parser.flags_elsewhere["--url"] = "did you mean `trivet chat --url URL`?"
+    parser.flags_elsewhere |= dict.fromkeys(("--host", "--port"), "did you mean `trivet chat --url http://HOST:PORT`?")
 
 
 def run(args: Namespace) -> int:

@@ -32,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_access_flags(parser)
     _add_answer_flags(parser)
     options.add_engine_flags(parser)
+    parser.flags_elsewhere["--url"] = "--host and --port say where `trivet serve` listens"
 
 
 def _add_address_flags(parser: ArgumentParser) -> None:
