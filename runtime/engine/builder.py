@@ -133,6 +133,10 @@ def _generation_defaults(model_config: ModelConfig, manifest: Manifest) -> dict[
     values = {**_model_generation_config(model_config.generation_config, manifest, overrides), **overrides}
     defaults = {ours: values[theirs] for theirs, ours in _GENERATION_FIELDS.items() if values.get(theirs) is not None}
     try:
+        SamplingParams(**{_GENERATION_FIELDS[name]: value for name, value in overrides.items() if value is not None})
+    except ValueError as exc:
+        raise ConfigError(f"override_generation_config: {exc}") from exc
+    try:
         SamplingParams(**defaults)
     except ValueError as exc:
         raise ConfigError(
