@@ -120,7 +120,7 @@ def _server_address(url: str) -> urllib.parse.SplitResult:
         parts = urllib.parse.urlsplit(url)
     except ValueError as error:  # brackets that hold no address
         raise RemoteError(f"{url!r} is not a server's URL: {error}") from error
-    if parts.scheme not in ("http", "https") and not any(mark in url for mark in ("://", "@", " ")):
+    if url and parts.scheme not in ("http", "https") and not any(mark in url for mark in ("://", "@", " ")):
         with_scheme = f"http://{url.lstrip('/')}" + ("" if "/" in url.lstrip("/") else "/v1")
         raise RemoteError(f"{url!r} is not a server's URL: it has no scheme; did you mean {with_scheme}?")
     if parts.scheme not in ("http", "https") or not parts.hostname or " " in url:

@@ -28,8 +28,10 @@ _COMMANDS = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_session_flags(parser)
-    parser.add_argument("--system-prompt", "--system", metavar="TEXT", help="system message")
-    parser.add_argument("-q", "--quick", metavar="PROMPT", help="answer this one prompt and exit")
+    parser.add_argument("--system-prompt", "--system", type=options.utf8_text, metavar="TEXT", help="system message")
+    parser.add_argument(
+        "-q", "--quick", type=options.utf8_text, metavar="PROMPT", help="answer this one prompt and exit"
+    )
     options.add_chat_template_kwargs_flag(parser)
     options.add_sampling_flags(parser)
     options.add_engine_flags(parser)

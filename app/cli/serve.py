@@ -90,7 +90,7 @@ def _add_answer_flags(parser: ArgumentParser) -> None:
     group.add_argument("--chat-template", metavar="FILE|TEXT", help="chat template instead of the model's own")
     group.add_argument("--trust-request-chat-template", action="store_true", help="let requests bring a template")
     group.add_argument(
-        "--default-chat-template-kwargs", type=options.json_object, default={}, metavar="JSON",
+        "--default-chat-template-kwargs", type=options.template_variables, default={}, metavar="JSON",
         help="variables for the chat template; a request's chat_template_kwargs win",
     )  # fmt: skip
     group.add_argument("--enable-force-include-usage", action="store_true", help="usage in every stream")
@@ -153,6 +153,10 @@ def server_config(args: Namespace) -> ServerConfig:
             raise UsageError(f"{flag}: there is no file {path}")
     if args.ssl_certfile is None and (args.ssl_ca_certs is not None or args.ssl_cert_reqs):
         raise UsageError("--ssl-ca-certs and --ssl-cert-reqs need --ssl-keyfile and --ssl-certfile: this would be http")
+    if "" in (args.served_model_name or ()):
+        raise UsageError("--served-model-name is empty; give the name that requests use, or leave the flag out")
+    if not args.host:
+        raise UsageError("--host is empty; expected an address, as 127.0.0.1, or 0.0.0.0 for all of this machine's")
     if "" in (args.api_key or ()):
         raise UsageError("--api-key is empty: anybody could send that; give a key, or leave the flag out")
     if args.allow_credentials and not args.allowed_origins:
