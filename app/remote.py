@@ -120,8 +120,11 @@ def _server_address(url: str) -> urllib.parse.SplitResult:
         parts = urllib.parse.urlsplit(url)
     except ValueError as error:  # brackets that hold no address
         raise RemoteError(f"{url!r} is not a server's URL: {error}") from error
+    if url and parts.scheme not in ("http", "https") and not any(mark in url for mark in ("://", "@", " ")):
+        with_scheme = f"http://{url.lstrip('/')}" + ("" if "/" in url.lstrip("/") else "/v1")
+        raise RemoteError(f"{url!r} is not a server's URL: it has no scheme; did you mean {with_scheme}?")
     if parts.scheme not in ("http", "https") or not parts.hostname or " " in url:
-        raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000")
+        raise RemoteError(f"{url!r} is not a server's URL; expected one like http://localhost:8000/v1")
     try:
         _ = parts.port
     except ValueError as error:  # a larger one would reach another port
@@ -138,15 +141,26 @@ def _parse_chunk(payload: bytes) -> Delta:
         chunk = json.loads(payload)
     except ValueError as error:
         raise RemoteError(f"the server sent something that is not JSON: {payload[:80]!r}") from error
-    if "error" in chunk:
-        raise RemoteError(f"the server failed: {chunk['error'].get('message', chunk['error'])}")
-    usage = chunk.get("usage")
-    counts = Usage(usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
+    try:
+        return _to_delta(chunk)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise RemoteError(f"the server sent something that is no part of an answer: {payload[:80]!r}") from error
+
+
+def _to_delta(chunk: Any) -> Delta:
+    if error := chunk.get("error"):
+        raise RemoteError(f"the server failed: {error.get('message', error) if isinstance(error, dict) else error}")
+    counts = _usage(chunk["usage"]) if chunk.get("usage") else None
     if not chunk.get("choices"):
         return Delta("", None, counts)
     choice = chunk["choices"][0]
     text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
     return Delta(text or "", choice.get("finish_reason"), counts, tuple(chunk.get("warnings") or ()))
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens"))
 
 
 def _error_message(error: urllib.error.HTTPError) -> str:

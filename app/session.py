@@ -29,10 +29,13 @@ class Usage:
     completion_tokens: int
     cached_tokens: int | None = None  # None = the server does not say
 
-    def as_dict(self) -> dict[str, int]:
-        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
-        counts["total_tokens"] = self.prompt_tokens + self.completion_tokens
-        return counts if self.cached_tokens is None else counts | {"cached_tokens": self.cached_tokens}
+    def as_dict(self) -> dict[str, int | None]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "cached_tokens": self.cached_tokens,
+        }
 
 
 @dataclass(frozen=True, slots=True)

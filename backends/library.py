@@ -73,10 +73,11 @@ def select_tier(cpu_tier: str | None) -> str:
     return wanted or str(probe_cpu()["best_tier"])
 
 
-def describe_cpu() -> dict[str, Any]:
+def describe_cpu(cpu_tier: str | None = None) -> dict[str, Any]:
     """Facts for `trivet doctor`: library, features, tiers (available or what is missing), selected_tier, num_threads.
 
-    `selected_tier` is None, with `selected_tier_error`, when $TRIVET_CPU_TIER asks for what the CPU cannot do.
+    `selected_tier` is None, with `selected_tier_error`, when `cpu_tier`, else $TRIVET_CPU_TIER, asks for what the CPU
+    cannot do.
     """
     probed = probe_cpu()
     facts: dict[str, Any] = {
@@ -88,7 +89,7 @@ def describe_cpu() -> dict[str, Any]:
         "num_threads": probed["num_threads"],
     }
     try:
-        facts["selected_tier"] = select_tier(None)
+        facts["selected_tier"] = select_tier(cpu_tier)
     except UnsupportedDeviceError as error:
         facts["selected_tier"] = None
         facts["selected_tier_error"] = str(error)

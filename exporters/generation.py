@@ -54,21 +54,30 @@ def read_generation_defaults(checkpoint: Checkpoint) -> tuple[GenerationDefaults
 def read_generation_folder(folder: Path, eos_token_ids: Sequence[int]) -> tuple[GenerationDefaults, list[str]]:
     """The same of a folder with generation_config.json, for a model that stops at `eos_token_ids`, its own eos first.
 
-    CheckpointError where the file cannot be read.
+    CheckpointError where the file cannot be read, ConfigError for a value that cannot be used.
     """
     path = folder / GENERATION_CONFIG_NAME
     values = read_json(path)
-    defaults, without_effect = _read(ConfigReader(values, str(path)), {})
-    if not _stops_alike(values.get("eos_token_id"), eos_token_ids):
+    reader = ConfigReader(values, str(path))
+    defaults, without_effect = _read(reader, {})
+    if not _stops_alike(_token_ids(reader, "eos_token_id"), eos_token_ids):
         without_effect = sorted([*without_effect, "eos_token_id"])
     return defaults, without_effect
 
 
-def _stops_alike(value: Any, eos_token_ids: Sequence[int]) -> bool:
-    """Whether `eos_token_id: value` adds to the model's own eos what `eos_token_ids` adds to it."""
-    if value is None or value == []:
+def _token_ids(reader: ConfigReader, name: str) -> list[int]:
+    value = reader.raw(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(i) is not int or i < 0 for i in ids):
+        raise reader.fail(name, "a token id or a list of them")
+    return ids
+
+
+def _stops_alike(ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
+    """Whether `ids` add to the model's own eos what `eos_token_ids` adds to it."""
+    if not ids:
         return True
-    wanted = [*eos_token_ids[:1], *(value if isinstance(value, list) else [value])]
+    wanted = [*eos_token_ids[:1], *ids]
     return all(i in eos_token_ids for i in wanted) and all(i in wanted for i in eos_token_ids)
 
 

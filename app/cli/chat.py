@@ -15,8 +15,10 @@ from .parser import ArgumentParser, suggestion
 if TYPE_CHECKING:
     from ..session import Message, Session
 
-DESCRIPTION = """Talk with a model, line by line. ^C stops an answer; ^C or ^D at the prompt ends the chat; /help there
-lists commands. The model runs in this process, or behind --url."""
+DESCRIPTION = """Talk with a model, line by line, typed or piped in. ^C stops an answer; ^C or ^D at the prompt ends the
+chat. A line that begins with a slash is a command: /help lists them, /clear forgets what was said, /exit ends the chat;
+a line for the model that begins with a slash needs a space in front. The model runs in this process, or behind
+--url."""
 _COMMANDS = {
     "/help": "list the commands",
     "/clear": "begin anew: forget what was said",
@@ -26,8 +28,10 @@ _COMMANDS = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_session_flags(parser)
-    parser.add_argument("--system-prompt", "--system", metavar="TEXT", help="system message")
-    parser.add_argument("-q", "--quick", metavar="PROMPT", help="answer this one prompt and exit")
+    parser.add_argument("--system-prompt", "--system", type=options.utf8_text, metavar="TEXT", help="system message")
+    parser.add_argument(
+        "-q", "--quick", type=options.utf8_text, metavar="PROMPT", help="answer this one prompt and exit"
+    )
     options.add_chat_template_kwargs_flag(parser)
     options.add_sampling_flags(parser)
     options.add_engine_flags(parser)
@@ -56,10 +60,9 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
     from ..remote import RemoteError
 
     num_first = len(messages)
-    has_commands = sys.stdin.isatty()  # what is piped in is text
     for line in read_lines("> "):
         command = line.strip()
-        if has_commands and line.startswith("/") and "\n" not in command:  # a paste of several lines is text
+        if line.startswith("/") and "\n" not in command:  # a paste of several lines is text
             if command == "/exit":
                 return
             if command == "/clear":
@@ -68,7 +71,7 @@ def _talk(session: Session, messages: list[Message], sampling: dict[str, Any], *
             else:
                 _help(command)
             continue
-        if has_commands and line.startswith(" /"):
+        if line.startswith(" /"):
             line = line[1:]
         messages.append({"role": "user", "content": line})
         try:

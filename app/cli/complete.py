@@ -16,9 +16,9 @@ _MAX_TOKENS = 16  # as the completions API
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue")
+    parser.add_argument("prompt", nargs="?", type=options.utf8_text, metavar="PROMPT", help="the text to continue")
     add_session_flags(parser)
-    parser.add_argument("-q", "--quick", metavar="PROMPT", help="the same as PROMPT")
+    parser.add_argument("-q", "--quick", type=options.utf8_text, metavar="PROMPT", help="the same as PROMPT")
     parser.add_argument("--json", action="store_true", help="print one JSON object with each answer and its usage")
     options.add_sampling_flags(parser, max_tokens=str(_MAX_TOKENS))
     options.add_engine_flags(parser)

@@ -29,6 +29,7 @@ def add_session_flags(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--model-name", metavar="NAME", help="with --url: the server's model (default: its first)")
     parser.add_argument("--api-key", metavar="KEY", help="with --url: its key (default: OPENAI_API_KEY, else EMPTY)")
+    parser.flags_elsewhere |= dict.fromkeys(("--host", "--port"), "did you mean `--url http://HOST:PORT`?")
     parser.add_argument("--stats", action="store_true", help="show time to first token and tokens per second")
 
 

@@ -35,7 +35,7 @@ def run(args: Namespace) -> int:
     problems: list[str] = []
     report = {
         "versions": _versions(problems),
-        "cpu": _probe(_cpu, "the CPU back end cannot be loaded", problems),
+        "cpu": _probe(lambda: _cpu(args, problems), "the CPU back end cannot be loaded", problems),
         "ops": _probe(_ops, "onnxruntime cannot load the op library", problems),
         "cuda": _probe(_cuda, "CUDA devices are unknown", problems),
         "device": _probe(lambda: _device(args, problems), "the device cannot be used", problems),
@@ -71,19 +71,26 @@ def _versions(problems: list[str]) -> dict[str, str]:
     return versions
 
 
-def _cpu() -> Any:
+def _cpu(args: Namespace, problems: list[str]) -> dict[str, Any]:
+    """The CPU with these flags; a kernel tier that it does not have is a problem."""
     from ...backends.session import describe_cpu
 
-    return describe_cpu()
+    facts = describe_cpu(options.engine_options(args).get("cpu_tier"))
+    if error := facts.get("selected_tier_error"):
+        problems.append(error)
+    return facts
 
 
 def _ops() -> dict[str, str]:
     """The op library as a session would load it: found, linked, and of a C API that this onnxruntime has."""
     import onnxruntime
 
-    from ...backends.library import cpu_library_path
+    from ...backends.contract.opset import SESSION_CPU_TIER
+    from ...backends.library import cpu_library_path, probe_cpu
 
-    onnxruntime.SessionOptions().register_custom_ops_library(str(cpu_library_path()))
+    session_options = onnxruntime.SessionOptions()
+    session_options.add_session_config_entry(SESSION_CPU_TIER, probe_cpu()["best_tier"])  # whatever the variable says
+    session_options.register_custom_ops_library(str(cpu_library_path()))
     return {"loaded_by_onnxruntime": onnxruntime.__version__}
 
 

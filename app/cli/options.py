@@ -52,7 +52,9 @@ def add_sampling_flags(parser: ArgumentParser, *, max_tokens: str = "what the mo
         if name == "max_tokens":
             text = f"{text} (default: {max_tokens})"
         group.add_argument(_flag(name), type=kind, metavar=kind.__name__.upper(), help=text)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text; may be repeated")
+    group.add_argument(
+        "--stop", action="append", type=utf8_text, metavar="TEXT", help="stop at this text; may be repeated"
+    )
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
 
 
@@ -100,9 +102,32 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def utf8_text(argument: str) -> str:
+    """An argparse type: text for a model. Arguments that are no UTF-8 reach Python as lone surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"not valid UTF-8: {argument[:80]!r}") from error
+    return argument
+
+
+def template_variables(argument: str) -> dict[str, Any]:
+    """An argparse type: a JSON object of variables for the chat template."""
+    from ...runtime.tokenizer import CONVERSATION_VARIABLES
+
+    value = json_object(argument)
+    if taken := sorted(CONVERSATION_VARIABLES & value.keys()):
+        raise argparse.ArgumentTypeError(f"these variables are the conversation's own: {', '.join(taken)}")
+    return value
+
+
 def add_chat_template_kwargs_flag(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--chat-template-kwargs", type=json_object, default={}, metavar="JSON", help="variables for the chat template"
+        "--chat-template-kwargs",
+        type=template_variables,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from .errors import UsageError
@@ -15,7 +15,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
-        self.flags_elsewhere: dict[str, str] = {}  # flag -> the command line to give in its place
+        self.flags_elsewhere: dict[str, str] = {}  # a flag of other commands -> what to say of it
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see `{self.prog} --help`)")
@@ -46,8 +46,8 @@ class ArgumentParser(argparse.ArgumentParser):
         flag = argument.partition("=")[0]
         if not flag.startswith("-"):
             return f"unexpected argument {argument!r}"
-        if instead := self.flags_elsewhere.get(flag):
-            return f"unknown flag {flag}; did you mean `{instead}`?"
+        if advice := self.flags_elsewhere.get(flag):
+            return f"unknown flag {flag}; {advice}"
         if self.find_flag("--config") is not None:  # a command that takes the engine's flags
             from ...runtime.config import UNSUPPORTED
 
@@ -56,7 +56,8 @@ class ArgumentParser(argparse.ArgumentParser):
         return f"unknown flag {flag}{suggestion(flag, self.flags())}"
 
 
-def suggestion(given: str, known: Sequence[str]) -> str:
-    """`; did you mean …?` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` for the closest known name, or nothing. Dashes in front do not count: all flags have them."""
+    names = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(given.lstrip("-"), names, n=1, cutoff=0.6)
+    return f"; did you mean {names[close[0]]}?" if close else ""

@@ -23,9 +23,9 @@ _RAW_MAX_TOKENS = 256  # a model without a notion of turns may never stop
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to ask")
+    parser.add_argument("prompt", nargs="?", type=options.utf8_text, metavar="PROMPT", help="what to ask")
     options.add_model_flag(parser)
-    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="system message")
+    parser.add_argument("--system", "--system-prompt", type=options.utf8_text, metavar="TEXT", help="system message")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the answer and its usage")
     options.add_chat_template_kwargs_flag(parser)
@@ -33,7 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, max_tokens=f"what the model or the context allows, {_RAW_MAX_TOKENS} without a chat template"
     )
     options.add_engine_flags(parser)
-    parser.flags_elsewhere["--url"] = "trivet chat --url URL"
+    parser.flags_elsewhere["--url"] = "did you mean `trivet chat --url URL`?"
+    parser.flags_elsewhere |= dict.fromkeys(("--host", "--port"), "did you mean `trivet chat --url http://HOST:PORT`?")
 
 
 def run(args: Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_access_flags(parser)
     _add_answer_flags(parser)
     options.add_engine_flags(parser)
+    parser.flags_elsewhere["--url"] = "--host and --port say where `trivet serve` listens"
 
 
 def _add_address_flags(parser: ArgumentParser) -> None:
@@ -88,7 +90,7 @@ def _add_answer_flags(parser: ArgumentParser) -> None:
     group.add_argument("--chat-template", metavar="FILE|TEXT", help="chat template instead of the model's own")
     group.add_argument("--trust-request-chat-template", action="store_true", help="let requests bring a template")
     group.add_argument(
-        "--default-chat-template-kwargs", type=options.json_object, default={}, metavar="JSON",
+        "--default-chat-template-kwargs", type=options.template_variables, default={}, metavar="JSON",
         help="variables for the chat template; a request's chat_template_kwargs win",
     )  # fmt: skip
     group.add_argument("--enable-force-include-usage", action="store_true", help="usage in every stream")
@@ -124,13 +126,19 @@ def run(args: Namespace) -> int:
     address = launcher.describe_address(config, listener)
 
     def announce() -> None:
-        console.note(f"Serving {config.model_name} on {address} (^C ends it)")
+        console.note(f"Serving {config.model_name} on {address} (^C completes the answers in progress and ends it)")
 
     try:
-        completed = launcher.serve(engine, config, listener, on_ready=announce)
+        completed = launcher.serve(engine, config, listener, on_ready=announce, on_drain=_announce_drain)
     finally:
         engine.shutdown()
     return ExitCode.OK if completed else ExitCode.INTERRUPTED
+
+
+def _announce_drain(num_answers: int, number: signal.Signals) -> None:
+    answers, them = ("1 answer", "it") if num_answers == 1 else (f"{num_answers} answers", "them")
+    again = "^C" if number == signal.SIGINT else number.name
+    console.note(f"Completing {answers}; a second {again} cuts {them} off")
 
 
 def server_config(args: Namespace) -> ServerConfig:
@@ -145,6 +153,10 @@ def server_config(args: Namespace) -> ServerConfig:
             raise UsageError(f"{flag}: there is no file {path}")
     if args.ssl_certfile is None and (args.ssl_ca_certs is not None or args.ssl_cert_reqs):
         raise UsageError("--ssl-ca-certs and --ssl-cert-reqs need --ssl-keyfile and --ssl-certfile: this would be http")
+    if "" in (args.served_model_name or ()):
+        raise UsageError("--served-model-name is empty; give the name that requests use, or leave the flag out")
+    if not args.host:
+        raise UsageError("--host is empty; expected an address, as 127.0.0.1, or 0.0.0.0 for all of this machine's")
     if "" in (args.api_key or ()):
         raise UsageError("--api-key is empty: anybody could send that; give a key, or leave the flag out")
     if args.allow_credentials and not args.allowed_origins:

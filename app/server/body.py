@@ -6,6 +6,7 @@ import json
 import re
 import reprlib
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,15 @@ _BRIEF.maxlist = _BRIEF.maxdict = _NUM_SHOWN // 3
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # written as an escape, the only way into UTF-8
 _LONE = re.compile("[\ud800-\udfff]")  # the decoder joins pairs
+
+# pydantic's names of what a field may be -> ours; it puts them into locations, too
+_ALTERNATIVES = {
+    "str": "a string",
+    "list[str]": "a list of strings",
+    "list[int]": "a list of token ids",
+    "list[list[int]]": "a list of lists of token ids",
+    "list[TextPart]": "a list of text parts",
+}
 
 
 class UnknownFieldsError(ValueError):
@@ -116,20 +126,42 @@ def _describe(error: ValidationError) -> APIError:
     for detail in details:
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, UnknownFieldsError):
-            names = [".".join(map(str, (*detail["loc"], _cut(name)))) for name in cause.names[:_NUM_NAMED]]
+            where = [path] if (path := _path(detail["loc"])) else []
+            names = [".".join([*where, _cut(name)]) for name in cause.names[:_NUM_NAMED]]
             num_more = len(cause.names) - len(names)
             listed = ", ".join(map(repr, names)) + (f" and {num_more} more" if num_more else "")
             return bad_request(f"unknown field {listed}: this server has no such field; leave it out", names[0])
-    first = details[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
-    message = first["msg"].removeprefix("Value error, ")
+    first, expected, num_others = _first_fault(details)
+    param = _path(first["loc"]) or None
+    message = f"input should be {expected}" if expected else first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return bad_request(f"field {param!r} is missing", param)
     if param is None:
         return bad_request(message)
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    more = f" (and {num_others} more)" if num_others else ""
     shown = _shown(first["input"])
     return bad_request(f"{param}: {message[0].lower()}{message[1:]}, got {shown}{more}", param.partition(".")[0])
+
+
+def _path(location: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in location if part not in _ALTERNATIVES)
+
+
+def _first_fault(details: Sequence[Any]) -> tuple[Any, str, int]:
+    """The fault to name, what is expected in its place if it has alternatives, and how many others there are.
+
+    A value that fits none of its alternatives is one fault: that of the alternative that came furthest.
+    """
+    places = [_before_alternatives(detail["loc"]) for detail in details]
+    same = [detail for detail, place in zip(details, places, strict=True) if place == places[0]]
+    first = max(same, key=lambda detail: len(detail["loc"]))
+    depth = len(places[0])
+    expected = ", or ".join(_ALTERNATIVES[detail["loc"][depth]] for detail in same if len(detail["loc"]) == depth + 1)
+    return first, expected if len(first["loc"]) == depth + 1 else "", len(set(places)) - 1
+
+
+def _before_alternatives(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    return tuple(takewhile(lambda part: part not in _ALTERNATIVES, location))
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -95,6 +96,10 @@ def as_api_error(error: BaseException) -> APIError:
         return bad_request(str(error))
     if isinstance(error, EngineDeadError):
         return APIError(503, f"the engine has stopped: {error}")
+    if isinstance(error, RequestValidationError):  # of a query: bodies are read by hand
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return bad_request(f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}", name)
     if isinstance(error, HTTPException):
         return APIError(error.status_code, _http_message(error), headers=error.headers)
     logger.error("request failed", exc_info=error)

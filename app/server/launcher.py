@@ -89,14 +89,22 @@ def describe_address(config: ServerConfig, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve(engine: Engine, config: ServerConfig, listener: socket.socket, *, on_ready: Callable[[], None]) -> bool:
+def serve(
+    engine: Engine,
+    config: ServerConfig,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[], None],
+    on_drain: Callable[[int, signal.Signals], None] = lambda num_answers, number: None,
+) -> bool:
     """Serve on `listener` until SIGINT or SIGTERM; answers in progress are completed first. False: a second signal cut
     them off.
 
-    `on_ready` is called when requests are answered. The engine stays the caller's to shut down. When it dies, the
+    `on_ready` is called when requests are answered, `on_drain` with the number of answers in progress, if there are
+    any, and the signal after which they are completed. The engine stays the caller's to shut down. When it dies, the
     server ends with EngineDeadError, so that whoever supervises the process starts another.
     """
-    server = make_server(engine, config, on_ready=on_ready)
+    server = make_server(engine, config, on_ready=on_ready, on_drain=on_drain)
     try:
         asyncio.run(server.serve(sockets=[listener]))
     finally:
@@ -108,9 +116,15 @@ def serve(engine: Engine, config: ServerConfig, listener: socket.socket, *, on_r
     return not server.was_cut
 
 
-def make_server(engine: Engine, config: ServerConfig, *, on_ready: Callable[[], None]) -> Server:
+def make_server(
+    engine: Engine,
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[], None],
+    on_drain: Callable[[int, signal.Signals], None] = lambda num_answers, number: None,
+) -> Server:
     """The server itself, for programs with an event loop of their own; it ends when its `should_exit` is set."""
-    return Server(_uvicorn_config(engine, config), engine, on_ready)
+    return Server(_uvicorn_config(engine, config), engine, on_ready, on_drain)
 
 
 def _uvicorn_config(engine: Engine, config: ServerConfig) -> uvicorn.Config:
@@ -136,6 +150,10 @@ class _Protocol(H11Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_head()
@@ -149,8 +167,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if answering or self.transport.is_closing():
+        if self.is_answering or self.transport.is_closing():
             self._stop_watching()
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._refuse_slow_head)
@@ -170,11 +187,18 @@ class Server(uvicorn.Server):
     """uvicorn's server with our end: a signal asked for is a success, so it is not raised again afterwards, and there
     is no use in a server whose engine is dead."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        engine: Engine,
+        on_ready: Callable[[], None],
+        on_drain: Callable[[int, signal.Signals], None],
+    ) -> None:
         super().__init__(config)
         self._engine = engine
         self._died_at: float | None = None
         self._on_ready = on_ready
+        self._on_drain = on_drain
         self._loop: asyncio.AbstractEventLoop | None = None
         self.was_cut = False  # by a second signal
 
@@ -194,10 +218,17 @@ class Server(uvicorn.Server):
         """First signal: no new connections, complete what runs. Second: cut it."""
         if not self.should_exit or self._loop is None:
             super().handle_exit(sig, frame)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._tell_of_drain, signal.Signals(sig))
         elif not self.was_cut:
             self.was_cut = True
             self._loop.call_soon_threadsafe(self._cut_connections)
             self._loop.call_soon_threadsafe(self._loop.call_later, _CUT_SECONDS, self._stop_waiting)
+
+    def _tell_of_drain(self, number: signal.Signals) -> None:
+        connections = [each for each in self.server_state.connections if isinstance(each, _Protocol)]
+        if num_answers := sum(each.is_answering for each in connections):
+            self._on_drain(num_answers, number)
 
     def _cut_connections(self) -> None:
         """Drop all connections; their requests end as they do when clients leave. Again and again: some may be new."""

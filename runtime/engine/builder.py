@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -152,8 +152,12 @@ def _generation_defaults(model_config: ModelConfig, manifest: Manifest) -> dict[
         raise ConfigError(
             f"override_generation_config: {unknown} are not sampling defaults; known are {sorted(_GENERATION_FIELDS)}"
         )
-    values = {**_model_generation_config(model_config.generation_config, manifest), **overrides}
+    values = {**_model_generation_config(model_config.generation_config, manifest, overrides), **overrides}
     defaults = {ours: values[theirs] for theirs, ours in _GENERATION_FIELDS.items() if values.get(theirs) is not None}
+    try:
+        SamplingParams(**{_GENERATION_FIELDS[name]: value for name, value in overrides.items() if value is not None})
+    except ValueError as exc:
+        raise ConfigError(f"override_generation_config: {exc}") from exc
     try:
         SamplingParams(**defaults)
     except ValueError as exc:
@@ -164,7 +168,8 @@ def _generation_defaults(model_config: ModelConfig, manifest: Manifest) -> dict[
     return defaults
 
 
-def _model_generation_config(source: str, manifest: Manifest) -> Mapping[str, Any]:
+def _model_generation_config(source: str, manifest: Manifest, overrides: Container[str]) -> Mapping[str, Any]:
+    """`overrides`: names whose values here do not matter."""
     if source == "vllm":
         return {}
     if source == "auto":
@@ -172,6 +177,15 @@ def _model_generation_config(source: str, manifest: Manifest) -> Mapping[str, An
     else:
         where = f"generation_config={source!r}"
         generation, ignored = read_generation_folder(Path(source), manifest.tokenizer.eos_token_ids)
+        own = {name: getattr(manifest.generation, name) for name in _GENERATION_FIELDS if name not in overrides}
+        lost = [f"{k} {v:g}" for k, v in own.items() if v is not None and getattr(generation, k) is None]
+        if lost:
+            logger.warning(
+                "%s is in place of the model's own, whose %s %s not count",
+                where,
+                ", ".join(lost),
+                "does" if len(lost) == 1 else "do",
+            )
     if ignored:
         logger.warning(
             "%s sets %s: without effect in this version; generation_config='vllm' leaves out all it sets",

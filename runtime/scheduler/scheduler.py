@@ -264,8 +264,8 @@ class Scheduler:
         """A request that would wait for ever would also hold up everyone behind it."""
         if request.num_tokens >= self.max_model_len:
             return (
-                f"the prompt has {request.num_tokens} tokens; max_model_len is {self.max_model_len}, and at least one "
-                "position is needed for output: shorten the prompt or raise max_model_len"
+                f"the prompt has {request.num_tokens} tokens; max_model_len is {self.max_model_len} and one position "
+                "at least is needed for output"
             )
         if not self.kv_cache_manager.can_ever_fit(request.num_tokens):
             capacity = self.kv_cache_manager.block_pool.num_usable_blocks * self.kv_cache_manager.block_size

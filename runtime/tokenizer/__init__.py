@@ -24,7 +24,11 @@ _HOME = {
     "Tokenizer": "tokenizer",
     "TokenizerLoadError": "errors",
 }
-__all__ = [*_HOME]
+# What a chat template is given of the conversation itself; variables of a caller must not have these names.
+CONVERSATION_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize")
+)
+__all__ = ["CONVERSATION_VARIABLES", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

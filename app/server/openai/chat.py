@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ....runtime.tokenizer import CONVERSATION_VARIABLES
 from ..errors import bad_request
 from . import responses
 from .logprobs import chat_logprobs, prompt_logprobs
@@ -66,8 +67,7 @@ def _render(service: Service, request: ChatCompletionRequest) -> str:
         )
     template = kwargs.pop("chat_template", None)
     template = request.chat_template or template or service.config.chat_template
-    reserved = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
-    if clash := sorted(reserved & kwargs.keys()):
+    if clash := sorted(CONVERSATION_VARIABLES & kwargs.keys()):
         raise bad_request(f"chat_template_kwargs must not set {', '.join(clash)}", "chat_template_kwargs")
     tokenizer = service.engine.get_tokenizer()
     return tokenizer.apply_chat_template(

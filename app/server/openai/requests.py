@@ -86,6 +86,14 @@ class TextPart(WireModel):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_parts(cls, value: Any) -> Any:
+        """By their type, not by the fields that only they have."""
+        if isinstance(value, dict) and isinstance(kind := value.get("type"), str) and kind != "text":
+            raise ValueError(f"a part of type {kind[:40]!r} is not supported: the server takes text only")
+        return value
+
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant"]

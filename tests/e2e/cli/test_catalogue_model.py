@@ -48,6 +48,15 @@ def test_its_sampling_defaults_are_those_of_the_catalogue(cli: Any, stored: Path
         assert cli(*RUN, *hot, **home).out == by_file.out, hot
 
 
+def test_a_folder_of_defaults_says_that_it_replaces_them(
+    cli: Any, stored: Path, trivet_home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1}))
+    result = cli(*RUN, "--generation-config", tmp_path, TRIVET_HOME=str(trivet_home))
+    assert "is in place of the model's own, whose top_p 0.9 does not count" in result.err
+    assert result.out == cli(*RUN, "-m", stored, TRIVET_HOME=str(trivet_home)).out
+
+
 def test_show_and_the_python_api_say_them(cli: Any, stored: Path, trivet_home: Path) -> None:
     from trivet import LLM
 

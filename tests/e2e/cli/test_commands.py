@@ -83,7 +83,23 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["show", "Smollm2"], 3, "Did you mean 'smollm2'?"),
         (["run", "--url", "http://127.0.0.1:9", "x"], 2, "unknown flag --url; did you mean `trivet chat --url URL`?"),
         (["run", "x", "--url=http://127.0.0.1:9"], 2, "did you mean `trivet chat --url URL`?"),
-        (["serve", "--url", "x"], 2, "unknown flag --url"),
+        (["serve", "--url", "x"], 2, "unknown flag --url; --host and --port say where `trivet serve` listens (see"),
+        (["chat", "--host", "x"], 2, "unknown flag --host; did you mean `--url http://HOST:PORT`?"),
+        (["complete", "x", "--port=1"], 2, "unknown flag --port; did you mean `--url http://HOST:PORT`?"),
+        (["run", "x", "--host", "y"], 2, "unknown flag --host; did you mean `trivet chat --url http://HOST:PORT`?"),
+        (["show", "--jsno", "x"], 2, "unknown flag --jsno; did you mean --json?"),
+        (["serve", "--uri", "x"], 2, "unknown flag --uri (see"),
+        (
+            ["chat", "--url", "localhost:8000"],
+            1,
+            "'localhost:8000' is not a server's URL: it has no scheme; did you mean http://localhost:8000/v1?",
+        ),
+        (["chat", "--url", "box/llm/v1"], 1, "it has no scheme; did you mean http://box/llm/v1?"),
+        (
+            ["chat", "--url", "ftp://box"],
+            1,
+            "'ftp://box' is not a server's URL; expected one like http://localhost:8000/v1",
+        ),
         (["run", "x", "-m", "./nope.gguf"], 3, "there is no file or folder"),
         (["run", "x", "--tensor-parallel-size", "2"], 2, "tensor_parallel_size"),
         (["chat", "--url", "http://127.0.0.1:9/v1", "-m", "x"], 2, "--model is for a model in this process"),
@@ -104,6 +120,17 @@ def test_help_is_a_command_too(cli: Any) -> None:
         (["serve", "--api-key", ""], 2, "--api-key is empty"),
         (["serve", "--allow-credentials"], 2, "--allow-credentials needs --allowed-origins"),
         (["serve", "--port", "99999"], 2, "0 to 65535"),
+        (["serve", "--host", ""], 2, "--host is empty"),
+        (["serve", "--served-model-name", "a", ""], 2, "--served-model-name is empty"),
+        (["serve", "--default-chat-template-kwargs", '{"messages": 1}'], 2, "the conversation's own: messages"),
+        (["run", "x", "--chat-template-kwargs", '{"messages": 1}'], 2, "the conversation's own: messages"),
+        (["chat", "--chat-template-kwargs.tokenize", "true"], 2, "the conversation's own: tokenize"),
+        (["run", "a \udcff b"], 2, "argument PROMPT: not valid UTF-8: 'a \\udcff b'"),
+        (["chat", "-q", "\udcff"], 2, "not valid UTF-8"),
+        (["complete", "\udcff"], 2, "not valid UTF-8"),
+        (["run", "x", "--system", "\udcff"], 2, "not valid UTF-8"),
+        (["run", "x", "--stop", "\udcff"], 2, "not valid UTF-8"),
+        (["chat", "--url", "", "-q", "x"], 1, "'' is not a server's URL; expected one like"),
         (["serve", "--chat-template", "no-such-file"], 2, "neither a readable file nor a template"),
         (["show", "smollm2"], 3, "`trivet pull smollm2` fetches it"),
         (["rm", "nope"], 3, "no model 'nope' in the cache"),
@@ -216,6 +243,18 @@ def test_doctor(cli: Any, llama: Path) -> None:
     assert report["environment"]["TRIVET_HOME"] == str(cli.home)
     text = cli("doctor", TRIVET_API_KEY="geheim", HF_TOKEN="geheim").out
     assert text.endswith("problem: none\n") and "geheim" not in text and "environment.HF_TOKEN" in text
+
+
+def test_doctor_names_the_variable_of_a_tier_that_is_none(cli: Any, llama: Path) -> None:
+    wrong = {"TRIVET_CPU_TIER": "nonsense"}
+    result = cli("doctor", "--json", **wrong)
+    asked = cli("run", "x", "-m", llama, **wrong)
+    assert result.status == 1 and asked.status == 1
+    assert asked.err == f"trivet: error: {result.json()['problems'][0]}\n"
+    assert len(result.json()["problems"]) == 1 and result.json()["ops"] is not None
+    (problem,) = cli("doctor", "--json", "--cpu-tier", "nonsense").json()["problems"]
+    assert problem.startswith("unknown CPU tier 'nonsense', known: ")
+    assert cli("doctor", "--json", "--cpu-tier", "baseline", **wrong).json()["problems"] == []
 
 
 def test_doctor_reports_problems(cli: Any, tmp_path: Path) -> None:

@@ -293,9 +293,7 @@ def test_chat_with_another_server(cli: Any, other_server: tuple[str, list[Any]])
     assert seen[3][2] == "Bearer given"
 
 
-def test_chat_commands_are_for_a_person_and_never_reach_the_model(
-    cli: Any, other_server: tuple[str, list[Any]]
-) -> None:
+def test_chat_commands_never_reach_the_model(cli: Any, other_server: tuple[str, list[Any]]) -> None:
     url, seen = other_server
     child = spawn(cli, "chat", "--url", url, "--system-prompt", "Be brief")
     for line, answer in [
@@ -319,8 +317,18 @@ def test_chat_commands_are_for_a_person_and_never_reach_the_model(
         ["Be brief", "Hello", "44", "/help is what?"],
         ["Be brief", "Again"],
     ]
-    assert cli("chat", "--url", url, stdin="/help\n").out == "44\n"
-    assert seen[-1][1]["messages"][-1]["content"] == "/help"
+
+
+def test_chat_commands_may_be_piped_in(cli: Any, other_server: tuple[str, list[Any]]) -> None:
+    url, seen = other_server
+    lines = ("Hello", "/help", "/clear", "/hlep me", " /etc is what?", "/exit", "never asked")
+    result = cli("chat", "--url", url, stdin="\n".join(lines))
+    assert (result.status, result.out) == (0, "44\n44\n")
+    contents = [[message["content"] for message in body["messages"]] for _, body, _ in seen]
+    assert contents == [["Hello"], ["/etc is what?"]]
+    assert "/clear  begin anew: forget what was said" in result.err and "(forgotten)" in result.err
+    assert "error: unknown command /hlep me; did you mean /help?" in result.err
+    assert "typed or piped in" in " ".join(cli("chat", "--help").out.split())
 
 
 def test_chat_takes_a_paste_of_several_lines_as_one_text(cli: Any, other_server: tuple[str, list[Any]]) -> None:

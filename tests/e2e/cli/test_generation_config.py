@@ -55,9 +55,33 @@ def test_keys_that_change_answers_are_named_once(cli: Any, with_config: Callable
 def test_a_folder_that_would_move_the_end_of_answers_is_named(cli: Any, llama: Path, tmp_path: Path) -> None:
     own = json.loads((llama / "config.json").read_text())["eos_token_id"]
     file = tmp_path / "generation_config.json"
-    for eos, named in ((own, False), ([own], False), (None, False), ([own, 5], True), (5, True), ("x", True)):
+    for eos, named in ((own, False), ([own], False), (None, False), ([own, 5], True), (5, True)):
         file.write_text(json.dumps({"eos_token_id": eos}))
         assert ("sets eos_token_id: " in cli(*RUN, "-m", llama, "--generation-config", tmp_path).err) == named, eos
+
+
+@pytest.mark.parametrize("eos", ["x", [1, "x"], True, -1, 1.0, {}])
+def test_a_folder_whose_end_of_answers_is_no_token_is_refused(cli: Any, llama: Path, tmp_path: Path, eos: Any) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    result = cli(*RUN, "-m", llama, "--generation-config", tmp_path)
+    assert result.status == 2 and result.err.count("\n") == 1
+    assert f"eos_token_id is {eos!r}, expected a token id or a list of them" in result.err
+
+
+def test_a_folder_replaces_the_defaults_of_the_model_and_says_which_are_gone(
+    cli: Any, llama: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(llama, tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps({"temperature": 0, "top_p": 0.5, "top_k": 3}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 4}))
+    flags = ("-m", model, "--generation-config", tmp_path)
+    result = cli(*RUN, *flags, "--seed", 1)
+    (said,) = [line for line in result.err.splitlines() if "do not count" in line]
+    assert said.startswith(f"generation_config={str(tmp_path)!r} is in place of the model's own")
+    assert said.endswith(", whose temperature 0, top_p 0.5 do not count")
+    assert result.out == cli(*RUN, "-m", llama, "--top-k", 4, "--seed", 1).out
+    given = cli(*RUN, *flags, "--override-generation-config", json.dumps({"temperature": 0, "top_p": 0.5}))
+    assert "do not count" not in given.err
 
 
 def test_show_lists_them(cli: Any, llama: Path, tmp_path: Path) -> None:

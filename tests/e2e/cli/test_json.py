@@ -45,5 +45,8 @@ def test_complete_behind_a_server(cli: Any, llama: Path) -> None:
     here = cli("complete", "Hello", "-m", llama, *GREEDY, "--json").json()
     with cli.serving(llama, "--served-model-name", "mine") as (url, _):
         there = cli("complete", "Hello", "--url", url, *GREEDY, "--json").json()
-    del here["usage"]["cached_tokens"]  # that server does not say
-    assert there == here | {"model": "mine"}
+    unsaid = here["usage"] | {"cached_tokens": None}
+    assert there == here | {"model": "mine", "usage": unsaid}
+    with cli.serving(llama, "--served-model-name", "mine", "--enable-prompt-tokens-details") as (url, _):
+        there = [cli("complete", "Hello" * 20, "--url", url, *GREEDY, "--json").json() for _ in range(2)]
+    assert [answer["usage"]["cached_tokens"] > 0 for answer in there] == [False, True]

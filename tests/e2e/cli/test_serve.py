@@ -225,6 +225,14 @@ def test_sigterm_completes_the_answers_in_progress(cli: Any, llama: Path) -> Non
         assert process.wait(20) == 0
 
 
+def test_interrupt_without_answers_in_progress_has_nothing_to_wait_for(cli: Any, llama: Path) -> None:
+    with cli.serving(llama) as (url, process):
+        assert httpx.get(f"{url}/health").status_code == 200
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Completing" not in log
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_cuts_the_answers_off(cli: Any, smollm2_path: Path, number: int, stream: bool) -> None:
@@ -255,6 +263,8 @@ def test_a_second_signal_cuts_the_answers_off(cli: Any, smollm2_path: Path, numb
     assert len(errors) == 3
     assert process.returncode == 130
     assert "Traceback" not in log and "ERROR" not in log, log
+    again = "^C" if number == signal.SIGINT else "SIGTERM"
+    assert log.count(f"Completing 3 answers; a second {again} cuts them off\n") == 1, log
 
 
 def test_port_in_use_is_said_before_the_model_loads(cli: Any) -> None:

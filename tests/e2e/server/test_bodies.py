@@ -54,7 +54,7 @@ _MANY = 1000
         ({"messages": [{"role": "user", "content": "x", **dict.fromkeys(map(str, range(_MANY)), 0)}]}, "990 more"),
         ({"x" * _MANY: 0}, "unknown field 'xxx"),
         ({"documents": [0] * _MANY}, "documents.0: "),
-        ({"stop": ["a", *[0] * _MANY]}, "stop.str: "),
+        ({"stop": ["a", *[0] * _MANY]}, "stop.1: "),
         ({"allowed_token_ids": ["a"] * _MANY}, "allowed_token_ids.0: "),
         ({"logit_bias": dict.fromkeys(map(str, range(_MANY)), "x")}, "logit_bias"),
         ({"model": [[0] * _MANY] * _MANY}, "model: "),
@@ -72,9 +72,60 @@ def test_a_body_full_of_faults_is_left_at_the_first(server: Any, fields: dict[st
 
 @pytest.mark.parametrize("prompt", [[0, *["a"] * _MANY], ["a", *[0] * _MANY], [[], *[["a"] * _MANY] * _MANY]])
 def test_a_prompt_full_of_faults_is_left_at_the_first_of_each_type(prompt: Any) -> None:
-    with pytest.raises(APIError, match=r"prompt\.str: ") as refusal:
+    with pytest.raises(APIError, match=r"prompt\.[01]\S*: ") as refusal:
         parse(CompletionRequest, {"prompt": prompt})
     assert isinstance(refusal.value.__cause__, ValidationError) and refusal.value.__cause__.error_count() == 4
+
+
+_PROMPT = "a string, or a list of strings, or a list of token ids, or a list of lists of token ids"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says", "param"),
+    [
+        (CHAT_PATH, {"stop": [1]}, "stop.0: input should be a valid string, got 1", "stop"),
+        (CHAT_PATH, {"stop": 1}, "stop: input should be a string, or a list of strings, got 1", "stop"),
+        (COMPLETION_PATH, {"prompt": None}, f"prompt: input should be {_PROMPT}, got None", "prompt"),
+        (COMPLETION_PATH, {"prompt": ["a", 1]}, "prompt.1: input should be a valid string, got 1", "prompt"),
+        (
+            COMPLETION_PATH,
+            {"prompt": [[1], [2, "b"]]},
+            "prompt.1.1: input should be a valid integer, got 'b'",
+            "prompt",
+        ),
+        (
+            CHAT_PATH,
+            {"messages": [{"role": "assistant", "content": None}]},
+            "messages.0.content: input should be a string, or a list of text parts, got None",
+            "messages",
+        ),
+        (
+            CHAT_PATH,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0: a part of type 'image_url' is not supported: the server takes text only, got {",
+            "messages",
+        ),
+        (
+            CHAT_PATH,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}]},
+            "unknown field 'messages.0.content.0.y'",
+            "messages.0.content.0.y",
+        ),
+        (
+            CHAT_PATH,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "field 'messages.0.content.0.text' is missing",
+            "messages.0.content.0.text",
+        ),
+        (CHAT_PATH, {"stop": [1], "n": "x"}, "(and 1 more)", "n"),
+    ],
+)
+def test_a_fault_is_named_in_the_words_of_the_api(
+    server: Any, path: str, fields: dict[str, Any], says: str, param: str
+) -> None:
+    body = {**HELLO, **fields} if path == CHAT_PATH else fields
+    error = CLIENT.post(server.url + path, json=body).json()["error"]
+    assert says in error["message"] and error["param"] == param, error
 
 
 def test_surrogate_pairs_are_characters(server: Any) -> None:

@@ -45,6 +45,9 @@ def test_health_version_ping_load(server: Any) -> None:
     assert CLIENT.get(server.url + "/load").json() == {"server_load": 0}
     detail = {"status": "ok", "device": "cpu", "stats": {"num_requests_running": 0}}
     assert CLIENT.get(server.url + "/health?detail=1").json() == detail
+    response = CLIENT.get(server.url + "/health?detail=some")
+    assert response.status_code == 400 and response.json()["error"]["param"] == "detail"
+    assert "detail: input should be a valid boolean, " in response.json()["error"]["message"]
     server.engine.dead = True
     response = CLIENT.get(server.url + "/health?detail=1")
     assert (response.status_code, response.json()) == (503, detail | {"status": "dead"})

@@ -135,6 +135,12 @@ def test_remote_chunks() -> None:
         _parse_chunk(b"<html>")
     with pytest.raises(RemoteError, match="broken"):
         _parse_chunk(b'{"error": {"message": "broken"}}')
+    with pytest.raises(RemoteError, match="the server failed: broken"):
+        _parse_chunk(b'{"error": "broken"}')
+    assert _parse_chunk(b'{"error": null, "choices": [{"delta": {"content": "a"}}]}').text == "a"
+    for odd in (b"3", b'{"choices": [3]}', b'{"choices": [{"delta": null}]}', b'{"usage": {"prompt_tokens": 3}}'):
+        with pytest.raises(RemoteError, match="no part of an answer"):
+            _parse_chunk(odd)
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["connecting", "answering"])

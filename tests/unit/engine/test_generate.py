@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from trivet import LLM, RequestOutput, SamplingParams
+from trivet.runtime.config import ConfigError
 from trivet.runtime.errors import InvalidRequestError
 from trivet.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -308,6 +309,8 @@ def test_prompt_forms_and_defaults(package: str) -> None:
         assert llm.get_default_sampling_params() == SamplingParams(max_tokens=5)
     with LLM(package, override_generation_config={"temperature": 0.3}) as llm:  # over the model's own 0.5
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=7)
+    with pytest.raises(ConfigError, match=r"^override_generation_config: temperature must be a number, got 'hot'"):
+        LLM(package, override_generation_config={"temperature": "hot"})
 
 
 def test_a_priority_that_would_have_no_effect_is_refused(package: str) -> None:

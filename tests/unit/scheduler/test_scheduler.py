@@ -235,7 +235,10 @@ def test_a_request_that_can_never_fit_fails_alone() -> None:
     failed = {o.request_id: o for o in result.outputs if o.finish_reason is FinishReason.ERROR}
     assert set(failed) == {"big", "long"}
     assert "21 tokens" in str(failed["big"].error) and "holds 20" in str(failed["big"].error)
-    assert "max_model_len is 64" in str(failed["long"].error)
+    assert (
+        failed["long"].error
+        == "the prompt has 64 tokens; max_model_len is 64 and one position at least is needed for output"
+    )
     assert run_until_done(scheduler) == {"small": [7]}
 
 
