@@ -81,7 +81,9 @@ def _to_flags(path: Path, key: Any, value: Any, parser: ArgumentParser) -> list[
     if isinstance(value, list):
         if action.nargs in ("*", "+"):
             return [flag, *(_text(path, key, item) for item in value)]
-        return [part for item in value for part in (f"{flag}={_text(path, key, item)}",)]
+        if not isinstance(action, argparse._AppendAction):
+            raise UsageError(f"--config {path}: {key!r} takes one value, got a list of {len(value)}")
+        return [f"{flag}={_text(path, key, item)}" for item in value]
     return [f"{flag}={_text(path, key, value)}"]
 
 

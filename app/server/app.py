@@ -89,19 +89,25 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
 def _add_discovery_routes(app: FastAPI, service: Service) -> None:
     started = responses.now()
 
+    names = service.config.served_model_names
+
+    def card(name: str) -> responses.ModelCard:
+        return responses.ModelCard(
+            id=name,
+            created=started,
+            root=service.config.model_path,
+            max_model_len=service.max_model_len,
+            permission=[responses.ModelPermission(id=f"modelperm-{started:x}-{names.index(name)}", created=started)],
+        )
+
     @app.get("/v1/models")
     async def list_models() -> Response:
-        cards = [
-            responses.ModelCard(
-                id=name,
-                created=started,
-                root=service.config.model_path,
-                max_model_len=service.max_model_len,
-                permission=[responses.ModelPermission(id=f"modelperm-{started:x}-{index}", created=started)],
-            )
-            for index, name in enumerate(service.config.served_model_names)
-        ]
-        return _json(responses.encode(responses.ModelList(data=cards)))
+        return _json(responses.encode(responses.ModelList(data=[card(name) for name in names])))
+
+    @app.get("/v1/models/{name:path}")
+    async def show_model(name: str) -> Response:
+        service.check_model(name)
+        return _json(responses.encode(card(name)))
 
     @app.get("/version")
     async def show_version() -> dict[str, str]:

@@ -116,6 +116,9 @@ def test_models(client: openai.OpenAI) -> None:
     assert [(m.id, m.object, m.owned_by) for m in models] == [("fake", "model", "trivet")]
     extra: Any = models[0]
     assert extra.max_model_len == MAX_MODEL_LEN and extra.root == "fake" and extra.parent is None
+    assert client.models.retrieve("fake") == models[0]
+    with pytest.raises(openai.NotFoundError, match="The model `other/one` does not exist. This server has fake"):
+        client.models.retrieve("other/one")
 
 
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
@@ -145,6 +148,7 @@ def test_several_served_names(start_server: Callable[..., Any]) -> None:
     server = start_server(served_model_names=("one", "two"))
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x")
     assert [m.id for m in client.models.list()] == ["one", "two"]
+    assert client.models.retrieve("two").id == "two"
     assert client.chat.completions.create(model="two", messages=HELLO).model == "two"
 
 

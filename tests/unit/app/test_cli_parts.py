@@ -90,6 +90,7 @@ def test_config_file_keeps_positionals_apart(tmp_path: Path) -> None:
     parser.add_argument("--names", nargs="+")
     parser.add_argument("--stop", action="append")
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--quick")
     file = tmp_path / "c.yaml"
     file.write_text("names: [a, b]\nstop: [s, t]\nquiet: false\n")
     args = parser.parse_strictly(expand(["hello", "--config", str(file), "--stop=u"], parser))
@@ -98,6 +99,9 @@ def test_config_file_keeps_positionals_apart(tmp_path: Path) -> None:
         expand(["--config", str(file), "--config", str(file)], parser)
     file.write_text("max-names: 1\nstop: [s]\nmax_names: 2\nstop: [t]\n")
     with pytest.raises(UsageError, match="max-names, stop given more than once"):
+        expand(["--config", str(file)], parser)
+    file.write_text("quick: [a, b]\n")
+    with pytest.raises(UsageError, match="'quick' takes one value, got a list of 2"):
         expand(["--config", str(file)], parser)
 
 
