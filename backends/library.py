@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .contract.formats import FORMATS
 from .errors import LibraryNotFoundError, UnsupportedDeviceError
 
 if TYPE_CHECKING:
@@ -111,13 +112,19 @@ def merge_byte_pairs(tables: BytePairTables, ids: list[int], words: NDArray[np.f
 def dequantize_rows(name: str, rows: NDArray[np.uint8], out: NDArray[np.float32]) -> NDArray[np.float32]:
     """`out` [rows, n] = rows [rows, row_bytes] of the weight format `name`, both C-contiguous.
 
-    Bit for bit what exporters.dequantize computes; other threads run meanwhile. ValueError for a format that the
-    library does not know.
+    Bit for bit what exporters.dequantize computes; other threads run meanwhile. ValueError for another format or size.
     """
+    if name not in FORMATS:
+        raise ValueError(f"dequantize_rows: expected a weight format of {', '.join(FORMATS)}, got {name!r}")
     if not (rows.flags.c_contiguous and out.flags.c_contiguous):
         raise ValueError("dequantize_rows: expected C-contiguous arrays")
+    if out.dtype != "float32" or rows.nbytes != FORMATS[name].row_bytes(out.size):
+        raise ValueError(
+            f"dequantize_rows: expected {name} blocks and as many float32, got {rows.nbytes} bytes for {out.size} "
+            f"{out.dtype}"
+        )
     if not _cpu_library().trivet_cpu_dequantize(name.encode(), rows.ctypes.data, out.size, out.ctypes.data):
-        raise ValueError(f"dequantize_rows: the op library knows no weight format {name!r}")
+        raise RuntimeError(f"dequantize_rows: {cpu_library_path()} knows no weight format {name!r}")
     return out
 
 

@@ -1,7 +1,8 @@
 """A plain NumPy evaluation of a checkpoint: what the exported graph must compute.
 
-It shares the model's blocks with the graph builder and nothing else. Weights are dequantised in chunks of rows, on a
-few threads, so that a chunk at a time is in memory.
+It shares the model's blocks with the graph builder and, where the caller has the op library dequantise matrices, the
+library's plain dequantisation, which tests compare with NumPy's bit for bit. Weights are dequantised in chunks of rows,
+on a few threads, so that a chunk at a time is in memory.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ The only file of the exporters that reaches a back end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from ..backends.contract.manifest import Manifest, Verification
 from ..backends.contract.opset import SAMPLING_FLOATS, SAMPLING_INTS
 from ..backends.library import dequantize_rows
 from .architectures.model import Model
+from .dequantize.base import Bytes, Floats
 from .errors import ExportError, VerificationError
 from .reference import ReferenceResult, evaluate
 
@@ -36,7 +38,7 @@ def verified(package_dir: Path, manifest: Manifest, model: Model, progress: Call
         model,
         token_ids,
         lambda done: progress("evaluating the checkpoint", 0.2 + 0.6 * done),
-        dequantize=dequantize_rows,
+        dequantize=_dequantize,
     )
     progress("running the graph", 0.8)
     residuals, logits = _run_graph(package_dir, manifest, token_ids)
@@ -83,7 +85,7 @@ def _run_graph(
 ) -> tuple[list[NDArray[Any]], NDArray[Any]]:
     """(residual stream after each layer, logits of every token) of the exported graph."""
     names = [f"layers.{layer}.residual" for layer in range(manifest.architecture.num_hidden_layers)]
-    try:
+    with _back_end():
         from ..backends.session import ModelSession
 
         session = ModelSession(package_dir, manifest, activation_dtype="float32", extra_outputs=names)
@@ -92,10 +94,22 @@ def _run_graph(
             outputs = session.run(_inputs(token_ids), ["logits"])
         finally:
             session.close()
-    except Exception as error:  # whatever keeps the back end from starting or running, the way out is the same
+    return [outputs[name] for name in names], outputs["logits"]
+
+
+def _dequantize(name: str, rows: Bytes, out: Floats) -> Floats:
+    with _back_end():
+        return dequantize_rows(name, rows, out)
+
+
+@contextmanager
+def _back_end() -> Iterator[None]:
+    """Whatever keeps the back end from starting or running, the way out is the same."""
+    try:
+        yield
+    except Exception as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ExportError(f"cannot run the exported graph to prove it: {first_line}; {_INSTEAD}") from error
-    return [outputs[name] for name in names], outputs["logits"]
 
 
 def _inputs(token_ids: NDArray[np.int32]) -> dict[str, NDArray[Any]]:

@@ -5,6 +5,7 @@ on the model and on this machine. A name or value that is not honoured raises Co
 generated from the same fields (config_flags.py).
 """
 
+# No `from __future__ import annotations`: config_fields.fields_of() reads what fields are annotated with.
 import os
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Fields of the configuration: how one is declared, checked and described."""
+"""Fields of the configuration: how one is declared, checked and described; names of vLLM that are refused."""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ class SamplingParams(msgspec.Struct):
 
     def __post_init__(self) -> None:
         if self.warnings or self.eos_token_ids or self.bad_words_token_ids:
-            raise TypeError("warnings, eos_token_ids and bad_words_token_ids are results, not arguments")
+            raise TypeError(
+                "warnings, eos_token_ids and bad_words_token_ids are results, not arguments; to copy: clone()"
+            )
         self.stop = [self.stop] if isinstance(self.stop, str) else _own_list("stop", self.stop) or []
         self.stop_token_ids = _own_list("stop_token_ids", self.stop_token_ids) or []
         self.bad_words = _own_list("bad_words", self.bad_words) or []
@@ -121,6 +123,10 @@ class SamplingParams(msgspec.Struct):
         """Whether the sampler needs this request's token history."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy.deepcopy, which would construct anew, with results as arguments."""
+        return _restored, ({name: getattr(self, name) for name in self.__struct_fields__},)
+
     def clone(self, **changes: Any) -> Self:
         """A copy with its own lists and `changes` set unchecked (an unknown field is an AttributeError)."""
         twin = copy.copy(self)
@@ -128,6 +134,10 @@ class SamplingParams(msgspec.Struct):
         for name, value in changes.items():
             setattr(twin, name, value)
         return twin
+
+
+def _restored(fields: dict[str, Any]) -> SamplingParams:
+    return SamplingParams().clone(**fields)
 
 
 _INTS = ("n", "top_k", "min_tokens")

@@ -106,6 +106,8 @@ def _add_discovery_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def show_model(name: str) -> Response:
+        if not name:
+            return await list_models()
         service.check_model(name)
         return _json(responses.encode(card(name)))
 

@@ -195,38 +195,39 @@ struct ThreadPool::State {
     Call call;
     void* arg;
     int num_shares;
+    bool has_idle;
   };
 
-  // Of a worker: the caller opens it and, when all tasks have been begun, closes it again or, if the worker has gone
-  // inside, waits until that leaves and closes it.
-  enum Door { kClosed, kOpen, kInside, kStop };
+  // Whether a worker may enter the region: the caller opens it and, when all tasks have been begun, closes it again or,
+  // if the worker is inside, waits until that has left and closed it.
+  enum Entry { kClosed, kOpen, kInside, kStop };
 
   // What the caller and one worker tell each other, on a cache line of its own: one line that all workers watch, or
   // write to, goes round the cores at the begin and end of every region.
-  struct alignas(64) Seat {
-    std::atomic<Door> door{kClosed};
+  struct alignas(64) Worker {
+    std::atomic<Entry> entry{kClosed};
     Share share;
-    Region region{};  // written only while the door is closed
+    Region region{};  // written only while the entry is closed
   };
 
-  std::vector<Seat> seats;  // by thread; nobody waits at the door of thread 0, the caller
+  std::vector<Worker> workers;  // by thread; of thread 0, the caller, only the share is used
+  bool oversubscribed = false;
+  int max_wakes = 0;  // sleepers that a region wakes: more than there are cores would only queue up behind each other
+  std::vector<std::thread> threads;
   alignas(64) std::atomic<int> sleepers{0};
   std::atomic<uint32_t> wakes{0};  // the futex word
   alignas(64) std::atomic<bool> busy{false};
-  bool oversubscribed = false;
-  int max_wakes = 0;  // sleepers that a region wakes: more than there are cores would only queue up behind each other
-  // Of the open region; written only while no worker is inside.
-  alignas(64) IdleTask idle{};  // step is null if there is none
-  std::byte idle_copy[kIdleBytes];
-  std::atomic<bool> failed{false};
+  // Of a region that has idle work; written only while no worker is inside.
+  alignas(64) IdleTask idle{};
+  alignas(64) std::byte idle_copy[kIdleBytes];
+  alignas(64) std::atomic<bool> failed{false};
   std::exception_ptr error;  // of the task that set `failed`
-  std::vector<std::thread> workers;
 
   // The thread's own share first, then what others have left at the end of theirs. -1: all tasks have been begun.
   int64_t take_task(int num_shares, int thread) {
     const int own = thread % num_shares;
-    int64_t task = seats[own].share.take_first();
-    for (int i = 1; task < 0 && i < num_shares; i++) task = seats[(own + i) % num_shares].share.take_last();
+    int64_t task = workers[own].share.take_first();
+    for (int i = 1; task < 0 && i < num_shares; i++) task = workers[(own + i) % num_shares].share.take_last();
     return task;
   }
 
@@ -235,7 +236,7 @@ struct ThreadPool::State {
       for (int64_t task; (task = take_task(region.num_shares, thread)) >= 0;) region.call(region.arg, task, thread);
     } catch (...) {
       if (!failed.exchange(true)) error = std::current_exception();
-      for (int i = 0; i < region.num_shares; i++) seats[i].share.set(0, 0);
+      for (int i = 0; i < region.num_shares; i++) workers[i].share.set(0, 0);
     }
   }
 
@@ -245,56 +246,59 @@ struct ThreadPool::State {
     alignas(16) std::byte copy[kIdleBytes];
   };
 
-  // Returns what the door is once it is not closed.
-  Door wait_at_door(Seat& seat, int thread, Idling& idling) {
+  // Returns the entry once it is not closed.
+  Entry wait_for_region(const Worker& worker, int thread, Idling& idling) {
     const auto limit = oversubscribed ? kSpinOversubscribed : kSpin;
-    const auto start = Clock::now();
+    auto start = Clock::now();
     while (true) {
       for (int i = 0; i < 32; i++) {
-        const Door door = seat.door.load(std::memory_order_acquire);
-        if (door != kClosed) return door;
-        if (idling.step != nullptr && !idling.step(idling.copy, thread, static_cast<int>(seats.size()))) {
+        const Entry entry = worker.entry.load(std::memory_order_acquire);
+        if (entry != kClosed) return entry;
+        if (idling.step != nullptr && !idling.step(idling.copy, thread, static_cast<int>(workers.size()))) {
           idling.step = nullptr;
         }
         cpu_relax();
       }
       if (Clock::now() - start < limit) continue;
-      // Announce first, then look again: either the open door is seen here, or the caller sees the sleeper.
+      // Announce first, then look again: either the open entry is seen here, or the caller sees the sleeper.
       sleepers.fetch_add(1);
       const uint32_t seen = wakes.load();
-      if (seat.door.load(std::memory_order_acquire) == kClosed) futex_wait(wakes, seen);
+      if (worker.entry.load(std::memory_order_acquire) == kClosed) futex_wait(wakes, seen);
       sleepers.fetch_sub(1);
+      start = Clock::now();  // of a region that is over already, the next ones follow soon
     }
   }
 
   void work(int thread) {
-    Seat& seat = seats[thread];
+    Worker& worker = workers[thread];
     Idling idling;
     while (true) {
-      Door door = wait_at_door(seat, thread, idling);
-      if (door == kStop) return;
-      if (!seat.door.compare_exchange_strong(door, kInside, std::memory_order_acquire)) continue;
-      for (size_t at = 0; at < kIdleBytes; at += 64) __builtin_prefetch(idle_copy + at);  // read when tasks are done
-      take_tasks(seat.region, thread);
-      if (idle.step != nullptr) {
+      Entry entry = wait_for_region(worker, thread, idling);
+      if (entry == kStop) return;
+      if (!worker.entry.compare_exchange_strong(entry, kInside, std::memory_order_acquire)) continue;
+      const bool has_idle = worker.region.has_idle;
+      if (has_idle) {  // read when all tasks have been begun
+        __builtin_prefetch(&idle);
+        for (size_t at = 0; at < kIdleBytes; at += 64) __builtin_prefetch(idle_copy + at);
+      }
+      take_tasks(worker.region, thread);
+      if (has_idle) {
         idling.step = idle.step;
         std::memcpy(idling.copy, idle_copy, idle.size);
       }
-      seat.door.store(kClosed, std::memory_order_release);
+      worker.entry.store(kClosed, std::memory_order_release);
     }
   }
 
   void open(const Region& region, int64_t n) {
-    for (int i = 0; i < static_cast<int>(seats.size()); i++) {
-      Seat& seat = seats[i];
-      if (i < region.num_shares) {
-        seat.share.set(share_begin(n, i, region.num_shares), share_begin(n, i + 1, region.num_shares));
-      }
-      if (i == 0) continue;
-      seat.region = region;
-      seat.door.store(kOpen, std::memory_order_release);
+    for (int i = 0; i < region.num_shares; i++) {  // all, before any worker may take from another's
+      workers[i].share.set(share_begin(n, i, region.num_shares), share_begin(n, i + 1, region.num_shares));
     }
-    // A write, too: it cannot come before the doors.
+    for (size_t i = 1; i < workers.size(); i++) {
+      workers[i].region = region;
+      workers[i].entry.store(kOpen, std::memory_order_release);
+    }
+    // A read-modify-write, so that it is ordered after the stores; its counterpart is in wait_for_region().
     if (sleepers.fetch_add(0) > 0) wake(max_wakes);
   }
 
@@ -305,11 +309,11 @@ struct ThreadPool::State {
 
   void close() {
     int spins = 0;
-    for (size_t i = 1; i < seats.size(); i++) {
-      std::atomic<Door>& door = seats[i].door;
-      Door now = door.load(std::memory_order_acquire);
-      if (now == kOpen && door.compare_exchange_strong(now, kClosed, std::memory_order_acquire)) continue;
-      for (; now != kClosed; now = door.load(std::memory_order_acquire)) {
+    for (size_t i = 1; i < workers.size(); i++) {
+      std::atomic<Entry>& entry = workers[i].entry;
+      Entry now = entry.load(std::memory_order_acquire);
+      if (now == kOpen && entry.compare_exchange_strong(now, kClosed, std::memory_order_acquire)) continue;
+      for (; now != kClosed; now = entry.load(std::memory_order_acquire)) {
         if (oversubscribed || ++spins > 4096) {
           std::this_thread::yield();
         } else {
@@ -323,17 +327,17 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), state_(std::make_unique<State>()) {
   const int cpus = static_cast<int>(affinity_cpus().size());
   state_->oversubscribed = num_threads > cpus;
-  state_->seats = std::vector<State::Seat>(static_cast<size_t>(num_threads));
+  state_->workers = std::vector<State::Worker>(static_cast<size_t>(num_threads));
   state_->max_wakes = std::max(1, std::min(num_threads, cpus) - 1);
   for (int thread = 1; thread < num_threads; thread++) {
-    state_->workers.emplace_back([state = state_.get(), thread] { state->work(thread); });
+    state_->threads.emplace_back([state = state_.get(), thread] { state->work(thread); });
   }
 }
 
 ThreadPool::~ThreadPool() {
-  for (State::Seat& seat : state_->seats) seat.door.store(State::kStop);
+  for (State::Worker& worker : state_->workers) worker.entry.store(State::kStop);
   state_->wake(INT_MAX);
-  for (std::thread& worker : state_->workers) worker.join();
+  for (std::thread& thread : state_->threads) thread.join();
 }
 
 ThreadPool& ThreadPool::shared(int num_threads) {
@@ -352,16 +356,19 @@ void ThreadPool::run(int64_t n, int num_shares, Call call, void* arg, const Idle
     for (int64_t task = 0; task < n; task++) call(arg, task, 0);
     return;
   }
-  s.idle = {};
   if (idle != nullptr) {
     s.idle = *idle;
     std::memcpy(s.idle_copy, idle->original, idle->size);
   }
-  const State::Region region{call, arg, num_shares};
+  const State::Region region{call, arg, num_shares, idle != nullptr};
   s.open(region, n);
   s.take_tasks(region, 0);
   s.close();
-  const std::exception_ptr error = s.failed.exchange(false) ? std::exchange(s.error, nullptr) : nullptr;
+  std::exception_ptr error;
+  if (s.failed.load()) {
+    s.failed.store(false);
+    error = std::exchange(s.error, nullptr);
+  }
   s.busy.store(false, std::memory_order_release);
   if (error) std::rethrow_exception(error);
 }

@@ -64,14 +64,13 @@ def _is_plain(model: dict[str, Any]) -> bool:
 
 def _pairs(vocab: dict[str, int], merges: list[list[str]]) -> tuple[np.ndarray[Any, Any], ...]:
     """(left, right, rank, product), sorted by the first two; of a pair that is there twice the last one counts."""
-    left, right, product = (
-        np.fromiter((vocab[text] for text in texts), np.uint64, len(merges))
-        for texts in ((a for a, _ in merges), (b for _, b in merges), (a + b for a, b in merges))
-    )
+    left = np.fromiter((vocab[a] for a, _ in merges), np.uint64, len(merges))
+    right = np.fromiter((vocab[b] for _, b in merges), np.uint64, len(merges))
+    product = np.fromiter((vocab[a + b] for a, b in merges), np.uint64, len(merges))
     pair = left << np.uint64(32) | right
     rank = np.argsort(pair, kind="stable")
     rank = rank[np.append(np.diff(pair[rank]) != 0, True)[: len(rank)]]
-    return left[rank], right[rank], rank, product[rank]
+    return left[rank].astype(np.uint32), right[rank], rank, product[rank]
 
 
 def _splitter(whole: dict[str, Any]) -> bytes:

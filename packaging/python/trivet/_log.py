@@ -22,6 +22,6 @@ class _LazyLogger:
 
         return getattr(logging.getLogger(self._name), attribute)
 
-    def info(self, message: str, *args: object) -> None:
+    def info(self, message: str, *args: object, **keywords: Any) -> None:
         if "logging" in sys.modules:  # else nobody can have asked for it
-            self.__getattr__("info")(message, *args, stacklevel=2)
+            self.__getattr__("info")(message, *args, **{"stacklevel": 2, **keywords})

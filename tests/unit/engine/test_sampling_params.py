@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,6 +110,14 @@ def test_logit_bias_is_clamped_with_a_warning() -> None:
 def test_results_are_no_arguments(name: str) -> None:
     with pytest.raises(TypeError, match="are results, not arguments"):
         SamplingParams(**{name: [1]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda params: pickle.loads(pickle.dumps(params))])
+def test_copies_keep_results(copied: Callable[[SamplingParams], SamplingParams]) -> None:
+    params = SamplingParams(temperature=0.001, stop=["a"]).clone(eos_token_ids=(2,))
+    twin = copied(params)
+    assert params.warnings and twin == params
+    assert twin.warnings is not params.warnings and twin.stop is not params.stop
 
 
 def test_clones_share_nothing_that_changes() -> None:

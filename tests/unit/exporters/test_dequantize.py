@@ -59,8 +59,12 @@ def test_a_row_must_hold_whole_blocks(name: str) -> None:
 
 def test_the_library_refuses_what_it_cannot_dequantize() -> None:
     rows, out = random_rows("q4_0", 2), np.zeros((24, 1024), np.float32)
-    with pytest.raises(ValueError, match="no weight format 'q3_k'"):
+    with pytest.raises(ValueError, match="got 'q3_k'"):
         library.dequantize_rows("q3_k", rows, out)
+    with pytest.raises(ValueError, match=f"got {rows.nbytes} bytes for {out.size // 2} float32"):
+        library.dequantize_rows("q4_0", rows, out[:12])
+    with pytest.raises(ValueError, match="float64"):
+        library.dequantize_rows("q4_0", rows, out.astype(np.float64))
     with pytest.raises(ValueError, match="expected C-contiguous arrays"):
         library.dequantize_rows("q4_0", rows[:, ::2], out)
 
