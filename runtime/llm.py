@@ -109,6 +109,7 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Deltas of one prompt as they come. Closing the iterator aborts the request."""
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        _check_params(params)
         params = params.clone(output_kind=RequestOutputKind.DELTA)
         with self._sole_use():
             request_id = self._add_request(prompt, params, 0, add_special_tokens)
@@ -181,6 +182,10 @@ class LLM:
             return [self.get_default_sampling_params()] * count
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
+        if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+            _check_params(sampling_params)
+        for params in sampling_params:
+            _check_params(params)
         if len(sampling_params) != count:
             raise InvalidRequestError(f"{count} prompts but {len(sampling_params)} sampling_params")
         return list(sampling_params)
@@ -267,3 +272,8 @@ def _progress_bar(total: int) -> Any:
     except ImportError as exc:
         raise InvalidRequestError("use_tqdm needs the package tqdm: pip install tqdm, or leave it out") from exc
     return tqdm.tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
+
+
+def _check_params(value: object) -> None:
+    if not isinstance(value, SamplingParams):
+        raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {type(value).__name__}")

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import msgspec
 
@@ -67,7 +67,7 @@ class SamplingParams(msgspec.Struct):
     bad_words_token_ids: list[list[int]] = []
 
     def __post_init__(self) -> None:
-        if self.warnings or self.eos_token_ids or self.bad_words_token_ids:
+        if (self.warnings, self.eos_token_ids, self.bad_words_token_ids) != ([], (), []):
             raise TypeError(
                 "warnings, eos_token_ids and bad_words_token_ids are results, not arguments; to copy: clone()"
             )
@@ -165,6 +165,21 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_finite(value: float) -> bool:
+    """Also of an integer that no float can hold, which is not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: object) -> str:
+    """`value` of any size in a message."""
+    if _is_int(value) and cast("int", value).bit_length() > 1024:
+        return f"an integer of {cast('int', value).bit_length()} bits"
+    return repr(value)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -184,8 +199,8 @@ def _check_types(p: SamplingParams) -> None:
         value = getattr(p, name)
         if not _is_number(value):
             refuse(name, "a number")
-        if not math.isfinite(value):
-            raise InvalidRequestError(f"{name} must be a finite number, got {value}")
+        if not _is_finite(value):
+            raise InvalidRequestError(f"{name} must be a finite number, got {_shown(value)}")
     for name in _BOOLS:
         if not isinstance(getattr(p, name), bool):
             refuse(name, "True or False")
@@ -244,8 +259,8 @@ def _check_lists(p: SamplingParams) -> None:
             raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {p.logit_bias!r}")
         p.logit_bias = {_bias_token(t): bias for t, bias in p.logit_bias.items()}
         for token, bias in p.logit_bias.items():
-            if not _is_number(bias) or not math.isfinite(bias):
-                raise InvalidRequestError(f"logit_bias of token {token} must be a finite number, got {bias!r}")
+            if not _is_number(bias) or not _is_finite(bias):
+                raise InvalidRequestError(f"logit_bias of token {token} must be a finite number, got {_shown(bias)}")
 
 
 def _bias_token(key: object) -> int:

@@ -22,6 +22,16 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, "x", [{"temperature": 0}], 5])
+def test_what_is_no_sampling_params_is_refused(package: str, params: Any) -> None:
+    with LLM(package) as llm:
+        with pytest.raises(InvalidRequestError, match=r"sampling_params must be a SamplingParams, got (dict|str|int)"):
+            llm.generate("a", params)
+        with pytest.raises(InvalidRequestError, match="sampling_params must be a SamplingParams, got"):
+            next(llm.stream("a", params))
+        assert llm.generate("a", GREEDY)
+
+
 @pytest.mark.parametrize(
     "options",
     [

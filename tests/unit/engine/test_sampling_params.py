@@ -29,6 +29,8 @@ from trivet.runtime.sampling_params import RequestOutputKind
         ({"temperature": 2.1}, r"temperature must be in \[0, 2\], got 2.1"),
         ({"temperature": math.nan}, "temperature must be a finite number, got nan"),
         ({"temperature": math.inf}, "temperature must be a finite number, got inf"),
+        ({"temperature": 10**400}, "temperature must be a finite number, got an integer of 1329 bits"),
+        ({"logit_bias": {1: 10**400}}, "logit_bias of token 1 must be a finite number, got an integer of 1329 bits"),
         ({"temperature": "1"}, "temperature must be a number"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.1}, "top_p must be in"),
