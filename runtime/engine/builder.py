@@ -178,7 +178,7 @@ def _model_generation_config(source: str, manifest: Manifest, overrides: Contain
         where = f"generation_config={source!r}"
         generation, ignored = read_generation_folder(Path(source), manifest.tokenizer.eos_token_ids)
         own = {name: getattr(manifest.generation, name) for name in _GENERATION_FIELDS if name not in overrides}
-        lost = [f"{k} {v}" for k, v in own.items() if v is not None and getattr(generation, k) is None]
+        lost = [f"{k} {v:.10g}" for k, v in own.items() if v is not None and getattr(generation, k) is None]
         if lost:
             logger.warning(
                 "%s is in place of the model's own, whose %s %s not count",
