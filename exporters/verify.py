@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..backends.contract.manifest import Manifest, Verification
 from ..backends.contract.opset import SAMPLING_FLOATS, SAMPLING_INTS
+from ..backends.errors import UnsupportedDeviceError
 from ..backends.library import dequantize_rows
 from .architectures.model import Model
 from .dequantize.base import Bytes, Floats
@@ -107,6 +108,8 @@ def _back_end() -> Iterator[None]:
     """Whatever keeps the back end from starting or running, the way out is the same."""
     try:
         yield
+    except UnsupportedDeviceError:
+        raise  # what was asked for, a kernel tier, would not run the model either
     except Exception as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ExportError(f"cannot run the exported graph to prove it: {first_line}; {_INSTEAD}") from error

@@ -16,7 +16,7 @@ from .engine.core_client import InprocClient
 from .errors import InvalidRequestError
 from .interrupts import uninterrupted
 from .output_processor import OutputProcessor
-from .sampling_params import RequestOutputKind, SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams, require_sampling_params
 
 if TYPE_CHECKING:
     import os
@@ -109,7 +109,7 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Deltas of one prompt as they come. Closing the iterator aborts the request."""
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        _check_params(params)
+        require_sampling_params(params)
         params = params.clone(output_kind=RequestOutputKind.DELTA)
         with self._sole_use():
             request_id = self._add_request(prompt, params, 0, add_special_tokens)
@@ -182,13 +182,13 @@ class LLM:
             return [self.get_default_sampling_params()] * count
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
-        if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
-            _check_params(sampling_params)
-        for params in sampling_params:
-            _check_params(params)
-        if len(sampling_params) != count:
-            raise InvalidRequestError(f"{count} prompts but {len(sampling_params)} sampling_params")
-        return list(sampling_params)
+        many = isinstance(sampling_params, Sequence) and not isinstance(sampling_params, str)
+        given: list[Any] = list(sampling_params) if many else [sampling_params]
+        for params in given:
+            require_sampling_params(params)
+        if len(given) != count:
+            raise InvalidRequestError(f"{count} prompts but {len(given)} sampling_params")
+        return given
 
     def _add_request(self, prompt: Prompt, params: SamplingParams, priority: int, add_special_tokens: bool) -> str:
         request_id = str(next(self._request_ids))
@@ -272,8 +272,3 @@ def _progress_bar(total: int) -> Any:
     except ImportError as exc:
         raise InvalidRequestError("use_tqdm needs the package tqdm: pip install tqdm, or leave it out") from exc
     return tqdm.tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
-
-
-def _check_params(value: object) -> None:
-    if not isinstance(value, SamplingParams):
-        raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {type(value).__name__}")

@@ -30,7 +30,7 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2  # one output, when the request is finished
 
 
-class SamplingParams(msgspec.Struct):
+class SamplingParams(msgspec.Struct, eq=False):
     """Parameters of one request, checked on construction (InvalidRequestError names field and value).
 
     Treat as immutable: the engine works on copies. `warnings` says what was adjusted.
@@ -123,6 +123,15 @@ class SamplingParams(msgspec.Struct):
         """Whether the sampler needs this request's token history."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the arguments are the same; results do not count."""
+        if not isinstance(other, SamplingParams):
+            return NotImplemented
+        names = (name for name in self.__struct_fields__ if name not in _RESULTS)
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and copy.deepcopy, which would construct anew, with results as arguments."""
         return _restored, ({name: getattr(self, name) for name in self.__struct_fields__},)
@@ -136,10 +145,17 @@ class SamplingParams(msgspec.Struct):
         return twin
 
 
+def require_sampling_params(value: object) -> None:
+    """InvalidRequestError for anything but SamplingParams."""
+    if not isinstance(value, SamplingParams):
+        raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {type(value).__name__}")
+
+
 def _restored(fields: dict[str, Any]) -> SamplingParams:
     return SamplingParams().clone(**fields)
 
 
+_RESULTS = ("warnings", "eos_token_ids", "bad_words_token_ids")
 _INTS = ("n", "top_k", "min_tokens")
 _OPTIONAL_INTS = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 _FLOATS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")

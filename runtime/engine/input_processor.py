@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..errors import InvalidRequestError
 from ..runner.sampling_state import NO_TOKEN_LEFT
-from ..sampling_params import SamplingParams
+from ..sampling_params import SamplingParams, require_sampling_params
 from .messages import EngineCoreRequest
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class InputProcessor:
 
         InvalidRequestError (and the tokenizer's PromptTooLongError, before any work) says what is wrong.
         """
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+        require_sampling_params(params)
         if priority != 0:
             raise InvalidRequestError(
                 f"priority is {priority!r}: requests are served first come, first served in this version; leave it out"

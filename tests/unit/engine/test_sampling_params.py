@@ -119,7 +119,14 @@ def test_copies_keep_results(copied: Callable[[SamplingParams], SamplingParams])
     params = SamplingParams(temperature=0.001, stop=["a"]).clone(eos_token_ids=(2,))
     twin = copied(params)
     assert params.warnings and twin == params
+    assert (twin.warnings, twin.eos_token_ids) == (params.warnings, (2,))
     assert twin.warnings is not params.warnings and twin.stop is not params.stop
+
+
+def test_results_do_not_count_when_compared() -> None:
+    assert SamplingParams(temperature=0.001) == SamplingParams(temperature=0.01).clone(eos_token_ids=(2,))
+    assert SamplingParams(temperature=0.5) != SamplingParams(temperature=0.01)
+    assert SamplingParams() != {"temperature": 1.0}
 
 
 def test_clones_share_nothing_that_changes() -> None:

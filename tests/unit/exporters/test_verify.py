@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny_writers import write_safetensors_file
 from trivet.backends.contract.manifest import read_manifest
+from trivet.backends.errors import UnsupportedDeviceError
 from trivet.exporters import export, package_folder, pipeline
 from trivet.exporters.errors import ExportError, VerificationError
 from trivet.exporters.verify import TOLERANCE, relative_error
@@ -128,6 +129,15 @@ def test_without_an_op_library_the_way_out_is_named(
     with pytest.raises(ExportError, match=r"cannot run the exported graph to prove it: .*use --no-verify"):
         export(checkpoint, cache_dir=cache)
     assert export(checkpoint, cache_dir=cache, verify=False).is_dir()
+
+
+def test_a_tier_that_this_cpu_has_not_is_no_reason_to_do_without_the_proof(
+    checkpoint: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIVET_CPU_TIER", "nonsense")
+    with pytest.raises(UnsupportedDeviceError, match=r"^\$TRIVET_CPU_TIER: unknown CPU tier 'nonsense'") as caught:
+        export(checkpoint, cache_dir=cache)
+    assert "--no-verify" not in str(caught.value)
 
 
 def test_relative_error_is_nan_for_what_is_not_finite() -> None:
